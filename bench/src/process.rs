@@ -299,7 +299,7 @@ mod tests {
     fn measures_exit_code_output_and_cpu() {
         let usage = measure(
             Command::new("sh")
-                .args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo hi; exit 3"]),
+                .args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo hi; exit 3"]),
         )
         .expect("sh runs");
         assert_eq!(usage.code, Some(3));

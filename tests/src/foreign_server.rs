@@ -39,17 +39,20 @@ impl ForeignServer {
     /// Starts a server that listens on `socket`.
     ///
     /// # Panics
-    /// If it does not within half a minute.
+    /// If it does not within a minute.
     pub fn spawn(mut command: Command, socket: PathBuf) -> Self {
         // One that was killed leaves it behind.
         let _ = std::fs::remove_file(&socket);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let mut server = Self { child, socket };
         let begin = Instant::now();
-        while UnixStream::connect(&socket).is_err() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the server does not listen");
+        while UnixStream::connect(&server.socket).is_err() {
+            let ended = server.child.try_wait().expect("our child");
+            assert_eq!(ended, None, "the server has ended");
+            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Self { child, socket }
+        server
     }
 
     /// Its socket.

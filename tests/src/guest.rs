@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The package whose dependency is the kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
@@ -69,11 +70,13 @@ impl Guest {
     /// # Errors
     /// Something is missing, in words that say what.
     pub fn prepare(cache: &Path) -> Result<Self, String> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let root = cache.join("root");
         get_kernel(cache, &root)?;
         let kernel = only(&root.join("boot"), "vmlinuz-")?;
         let modules = only(&root.join("lib/modules"), "")?;
-        let initramfs = cache.join(format!("initramfs-{}", std::process::id()));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let initramfs = cache.join(format!("initramfs-{}-{number}", std::process::id()));
         build(&initramfs, &modules).map_err(|e| format!("{}: {e}", initramfs.display()))?;
         Ok(Self { kernel, initramfs })
     }
@@ -84,7 +87,7 @@ impl Guest {
     /// What the guest said, unless that its work went well.
     pub fn boot(&self, step: &str, disk: &[&str]) -> Result<String, String> {
         let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", "300"]).arg(program("qemu-system-x86_64")?);
+        command.args(["-s", "KILL", "1800"]).arg(program("qemu-system-x86_64")?);
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-nodefaults", "-no-reboot"]);
         // vhost-user needs memory that can be shared.
         command.args(["-object", "memory-backend-memfd,id=ram,size=512M,share=on"]);

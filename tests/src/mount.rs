@@ -5,6 +5,7 @@ use crate::program::{find, finish, is_root};
 use crate::scratch::Scratch;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A mounted file system; gone when dropped.
 #[derive(Debug)]
@@ -61,14 +62,23 @@ impl Mounted {
     /// Unmounts it and mounts it again: only what reached the disk is there then.
     ///
     /// # Panics
-    /// If something in it is open, or it has no disk.
+    /// If something in it stays open for ten seconds, or it has no disk.
     pub fn mount_again(&self) {
         let device = self.device.as_ref().expect("a file system on a disk");
-        for (program, args) in [("umount", vec![]), ("mount", vec![device.name()])] {
+        let run = |program: &str, args: &[&str]| {
             let mut command = Command::new(program);
             command.args(args).arg(self.path());
-            finish(command).ok();
+            finish(command)
+        };
+        let begin = Instant::now();
+        let mut unmounted = run("umount", &[]);
+        // The kernel may hold the files of a ring for moments.
+        while unmounted.code != Some(0) && begin.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(50));
+            unmounted = run("umount", &[]);
         }
+        unmounted.ok();
+        run("mount", &[device.name()]).ok();
     }
 
     fn mount(&self, what: &[&str]) -> bool {

@@ -1,6 +1,7 @@
 //! MinIO, a server of S3, and curl as another client of it.
 
 use crate::program::{Finished, find, finish, run_in, zebu_program};
+use crate::server::PROXIES;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -143,7 +144,8 @@ impl ObjectStore {
     pub fn command(&self, other: &[(&str, &str)], words: &[&str]) -> Command {
         let mut command = Command::new(zebu_program());
         command.args(words).current_dir(&self.dir).envs(self.variables()).envs(other.iter().copied());
-        for variable in ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"] {
+        let of_aws = ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"];
+        for variable in of_aws.into_iter().chain(PROXIES) {
             if !other.iter().any(|(name, _)| *name == variable) {
                 command.env_remove(variable);
             }
@@ -167,6 +169,8 @@ impl ObjectStore {
         let words = [
             "--silent",
             "--show-error",
+            "--noproxy",
+            "*",
             "--aws-sigv4",
             "aws:amz:us-east-1:s3",
             "--user",
@@ -201,6 +205,28 @@ impl ObjectStore {
         let key = key.replace('/', "%2F");
         let list = self.request("GET", &format!("{BUCKET}/?prefix={key}&uploads="), &["--fail"]).ok();
         list.stdout.matches("<UploadId>").count()
+    }
+
+    /// Waits until the store has at least `count` parts of an upload to a key, the mark of zebu's included.
+    ///
+    /// # Panics
+    /// If it does not have them within two minutes.
+    pub fn wait_for_parts(&self, key: &str, count: usize) {
+        let begin = Instant::now();
+        loop {
+            let list =
+                self.request("GET", &format!("{BUCKET}/?prefix={key}&uploads="), &["--fail"]).ok().stdout;
+            let id = list.split("<UploadId>").nth(1).and_then(|rest| rest.split("</UploadId>").next());
+            let parts = id.map_or(0, |id| {
+                let path = format!("{BUCKET}/{key}?max-parts=1000&uploadId={id}");
+                self.request("GET", &path, &["--fail"]).stdout.matches("<PartNumber>").count()
+            });
+            if parts >= count {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(120), "{parts} parts of {key}");
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 

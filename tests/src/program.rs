@@ -151,20 +151,50 @@ pub fn zebu_interrupted(dir: &Path, args: &[&str], bytes: u64) -> Finished {
     Finished { line, code, stdout: String::new(), stderr }
 }
 
-/// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of time: a hostile image gets no more. What goes past
-/// them has no exit code.
+/// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of the processor: a hostile image gets no more. What goes
+/// past them, or takes two minutes, has no exit code.
 ///
 /// # Panics
 /// If it has not been built.
 pub fn zebu_limited<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
     let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "20", "sh", "-c", "ulimit -d 262144; ulimit -c 0; exec \"$0\" \"$@\""]);
-    command.arg(zebu_program()).args(args).current_dir(dir);
+    let limits = "ulimit -d 262144; ulimit -c 0; ulimit -t 20; exec \"$0\" \"$@\"";
+    command.args(["-s", "KILL", "120", "sh", "-c", limits]).arg(zebu_program()).args(args).current_dir(dir);
     let mut finished = finish(command);
-    if finished.code == Some(124) || finished.code == Some(137) {
+    // timeout's own, and those of SIGKILL and SIGXCPU.
+    if matches!(finished.code, Some(124 | 137 | 152)) {
         finished.code = None;
     }
     finished
+}
+
+/// Runs a program in `dir` under strace with these options, to its end. Its calls, a line each behind the time at which it
+/// began: those of all threads in that order, none cut by another thread's.
+///
+/// # Panics
+/// If it does not succeed, or strace is missing.
+pub fn traced<S: AsRef<OsStr>>(
+    dir: &Path,
+    options: &[&str],
+    program: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> String {
+    let mut command = Command::new(required("strace"));
+    command.args(["-ff", "-ttt", "-qq", "-o", "trace"]).args(options);
+    command.arg(program).args(args).current_dir(dir);
+    finish(command).ok();
+    let mut text = String::new();
+    for entry in std::fs::read_dir(dir).expect("readable") {
+        let path = entry.expect("readable").path();
+        // `trace.PID`
+        if path.file_stem().is_some_and(|name| name == "trace") {
+            text += &std::fs::read_to_string(&path).expect("strace wrote it");
+            std::fs::remove_file(&path).expect("it is ours");
+        }
+    }
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_by_key(|line| line.split(' ').next());
+    lines.join("\n")
 }
 
 /// The command `zebu`: `ZEBU_BIN`, or the one built beside this program.

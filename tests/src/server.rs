@@ -1,15 +1,55 @@
 //! A running `zebu serve`.
 
 use crate::program::{find, zebu_program};
+use crate::vhost_guest::is_readable;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Variables by which the machine may name a proxy. The servers of tests are on the machine itself.
+pub(crate) const PROXIES: [&str; 6] =
+    ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
+
+/// Waits for the end of a process.
+///
+/// # Panics
+/// If it does not end within two minutes.
+#[track_caller]
+pub fn end_of(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(status) = child.try_wait().expect("our child") {
+            return status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until another program listens on a socket that it makes, without a connection: the first one may start a server.
+///
+/// # Panics
+/// If it does not within a minute.
+#[track_caller]
+pub fn wait_for_listener(socket: &Path) {
+    let place = format!(" {}", socket.display());
+    // The fourth word has the flags: of a socket that listens `__SO_ACCEPTCON`.
+    let listens = |line: &str| line.ends_with(&place) && line.split_whitespace().nth(3) == Some("00010000");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !String::from_utf8_lossy(&std::fs::read("/proc/net/unix").expect("a list")).lines().any(listens) {
+        assert!(Instant::now() < deadline, "nobody listens on {}", socket.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 /// A running `zebu serve`, with an NBD socket in its directory. Killed on drop.
 #[derive(Debug)]
@@ -104,10 +144,15 @@ impl Server {
 
     fn spawn(mut command: Command, socket: PathBuf) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for variable in PROXIES {
+            command.env_remove(variable);
+        }
         let mut child = command.spawn().expect("zebu starts");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("piped");
-        BufReader::new(stdout).read_line(&mut line).expect("readable");
+        if is_readable(stdout.as_raw_fd(), Duration::from_secs(120)) {
+            BufReader::new(stdout).read_line(&mut line).expect("readable");
+        }
         if line != "ready\n" {
             let _ = child.kill();
             let mut stderr = String::new();
@@ -249,7 +294,7 @@ impl Server {
     #[track_caller]
     pub fn stop_by(mut self, signal: Signal) -> String {
         self.signal(signal);
-        let status = self.child.wait().expect("our child");
+        let status = end_of(&mut self.child);
         let stderr = self.said();
         assert!(status.success(), "{status}: {stderr}");
         assert!(!self.socket.exists(), "the socket is left behind");
@@ -259,7 +304,7 @@ impl Server {
     /// Sends a signal, and waits as [`Server::wait`] does.
     ///
     /// # Panics
-    /// If it does not end within a minute.
+    /// If it does not end within two minutes.
     #[track_caller]
     pub fn end_by(self, signal: Signal) -> (Option<i32>, String) {
         self.signal(signal);
@@ -270,17 +315,10 @@ impl Server {
     /// it wrote to standard error.
     ///
     /// # Panics
-    /// If it does not end within a minute.
+    /// If it does not end within two minutes.
     #[track_caller]
     pub fn wait(mut self) -> (Option<i32>, String) {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("our child") {
-                break status;
-            }
-            assert!(std::time::Instant::now() < deadline, "it does not end");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        };
+        let status = end_of(&mut self.child);
         (status.code(), self.said())
     }
 

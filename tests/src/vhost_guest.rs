@@ -24,6 +24,8 @@ pub const DATA: u64 = 1 << 20;
 pub const QUEUE: u16 = 128;
 /// Where the guest's memory is, as the guest sees it.
 const BASE: u64 = 0x4000_0000;
+/// How long the device may take for anything.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes between rings.
 const RING: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2000;
@@ -71,7 +73,7 @@ struct Ring {
 }
 
 /// Whether a descriptor can be read, or can within `timeout`.
-fn is_readable(fd: RawFd, timeout: Duration) -> bool {
+pub fn is_readable(fd: RawFd, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd; a descriptor that is not open is told in `revents`.
     unsafe { libc::poll(&raw mut poll, 1, timeout.as_millis() as i32) == 1 }
@@ -291,7 +293,7 @@ impl VhostGuest {
     /// Waits until the device has noticed that it was told, and gives it a moment to look.
     pub fn wait_for_look(&self, ring: usize) {
         let fd = self.rings[ring].kick.as_raw_fd();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + LONGEST;
         while is_readable(fd, Duration::ZERO) {
             assert!(Instant::now() < deadline, "the device does not look");
             std::thread::sleep(Duration::from_millis(1));
@@ -323,6 +325,18 @@ impl VhostGuest {
     /// Whether there are used heads that were not looked at.
     pub fn has_used(&self, ring: usize) -> bool {
         self.get(RING * ring as u64 + USED + 2, 2) != self.rings[ring].used.to_le_bytes()
+    }
+
+    /// Waits until there are used heads that were not looked at, and leaves them.
+    ///
+    /// # Panics
+    /// If there are none within a minute.
+    pub fn wait_for_used(&self, ring: usize) {
+        let deadline = Instant::now() + LONGEST;
+        while !self.has_used(ring) {
+            assert!(Instant::now() < deadline, "nothing is used");
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     /// Lets the device tell of the next used head of a ring (event index). False if there is one by now.
@@ -359,9 +373,9 @@ impl VhostGuest {
         }
     }
 
-    /// The heads used since the last look, with what was written; waits for the first, at most 20 seconds.
+    /// The heads used since the last look, with what was written; waits for the first, at most a minute.
     pub fn used(&mut self, ring: usize) -> Vec<(u16, u32)> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + LONGEST;
         loop {
             assert!(Instant::now() < deadline, "nothing is used");
             let heads = self.used_now(ring);
@@ -378,7 +392,7 @@ impl VhostGuest {
     /// As [`VhostGuest::used`], but looks only when the device told of something, as guests do. [`VhostGuest::ask_for_call`]
     /// must have found nothing before.
     pub fn used_by_call(&mut self, ring: usize) -> Vec<(u16, u32)> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + LONGEST;
         let mut heads = Vec::new();
         while heads.is_empty() {
             while self.rings[ring].call.read().is_err() {
@@ -397,7 +411,7 @@ impl VhostGuest {
     /// Waits until the device told of used heads of a ring, and forgets that it did.
     pub fn miss_call(&self, ring: usize) {
         let call = &self.rings[ring].call;
-        assert!(is_readable(call.as_raw_fd(), Duration::from_secs(20)), "the device does not tell");
+        assert!(is_readable(call.as_raw_fd(), LONGEST), "the device does not tell");
         call.read().expect("there is something");
     }
 
@@ -437,13 +451,13 @@ impl VhostGuest {
         (self.status(ring, 0), used[0].1)
     }
 
-    /// Waits until the device says that its configuration changed, at most 20 seconds, and reads the size anew.
+    /// Waits until the device says that its configuration changed, at most a minute, and reads the size anew.
     ///
     /// # Panics
     /// If it says something else, or nothing.
     pub fn wait_for_new_size(&mut self) {
         let channel = self.channel.as_mut().expect("the device asked for a channel");
-        channel.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        channel.set_read_timeout(Some(LONGEST)).expect("a timeout");
         let mut message = [0; 12];
         channel.read_exact(&mut message).expect("a message");
         // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, nothing behind it.
@@ -510,9 +524,9 @@ impl VhostGuest {
     /// Waits until the device has closed the connection.
     ///
     /// # Panics
-    /// If it does not within 20 seconds.
+    /// If it does not within a minute.
     pub fn wait_for_end(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + LONGEST;
         // SAFETY: the front end keeps its socket open.
         let socket = unsafe { BorrowedFd::borrow_raw(self.front_end.as_raw_fd()) };
         // Requests say nothing of it: what was not negotiated fails without one. Replies that nobody read come first.

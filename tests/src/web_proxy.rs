@@ -79,11 +79,11 @@ impl WebProxy {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let number = accepting.connections.fetch_add(1, Ordering::SeqCst);
+                if let Ok(copy) = client.try_clone() {
+                    lock(&accepting.open).insert(number, copy);
+                }
                 let shared = Arc::clone(&accepting);
                 thread::spawn(move || {
-                    if let Ok(copy) = client.try_clone() {
-                        lock(&shared.open).insert(number, copy);
-                    }
                     let ended = converse(&client, &shared);
                     // A reset is what closing does, if nobody else has the socket.
                     if !matches!(ended, Ok(End::Reset)) {
@@ -109,6 +109,16 @@ impl WebProxy {
     /// Connections so far.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// Waits until every connection that clients have made by now is taken: those come before one of its own.
+    ///
+    /// # Panics
+    /// If it does not listen.
+    pub fn catch_up(&self) {
+        let mut last = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("the proxy listens");
+        let _ = last.shutdown(Shutdown::Write);
+        let _ = last.read(&mut [0]);
     }
 
     /// Connections of clients that are not over.

@@ -2,6 +2,7 @@
 
 use crate::program::find;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -88,6 +89,27 @@ impl WebServer {
     /// If there is no log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.join("access.log")).expect("a log")
+    }
+
+    /// The same, with every request that was answered by now: the line of one is written when its last byte is out, so that
+    /// all are there when that of a later request is. That one is for `/later`.
+    ///
+    /// # Panics
+    /// If nothing comes into the log for a minute.
+    pub fn whole_log(&self) -> String {
+        let later = |log: &str| log.matches("GET /later ").count();
+        let before = later(&self.log());
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("nginx listens");
+        stream.write_all(b"GET /later HTTP/1.0\r\n\r\n").expect("nginx reads");
+        let begin = Instant::now();
+        loop {
+            let log = self.log();
+            if later(&log) > before {
+                return log;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "nginx does not log: {log}");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

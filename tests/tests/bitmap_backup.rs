@@ -185,7 +185,7 @@ fn a_backup_is_not_resumed_when_the_disk_was_written_since() {
         // Checkpoints come after 256 MiB that are read.
         zebu(dir, ["io", "-c", "write -P 7 0 300M", DISK]).ok();
         zebu(dir, ["io", "-c", "write -P 8 400M 1M", DISK]).ok();
-        let slowly = [&args[..], &["-r", "200M"]].concat();
+        let slowly = [&args[..], &["-r", "50M"]].concat();
         let partial = dir.join(".1.qcow2.zebu-partial");
         // An interrupt lets it note what is done.
         zebu_interrupted(dir, &slowly, 64 * MIB).exits(130);

@@ -5,7 +5,8 @@ use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
@@ -20,6 +21,8 @@ const CLIENTS: u64 = 4;
 const BLOCKS: u64 = 4096;
 /// Requests of a client in flight.
 const DEPTH: u64 = 8;
+/// Time that a server may take to serve.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -36,8 +39,8 @@ fn content(block: u64) -> Vec<u8> {
     (block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes().repeat(BLOCK / 8)
 }
 
-/// Writes its blocks until the connection ends; those that were acknowledged.
-fn write(socket: &Path, number: u64) -> BTreeSet<u64> {
+/// Writes its blocks until the connection ends, and counts the answers; those that were acknowledged.
+fn write(socket: &Path, number: u64, answers: &AtomicU64) -> BTreeSet<u64> {
     let mut acknowledged = BTreeSet::new();
     let Ok(mut client) = Client::open(socket, "") else { return acknowledged };
     let (mut sent, mut takes) = (0, true);
@@ -54,6 +57,7 @@ fn write(socket: &Path, number: u64) -> BTreeSet<u64> {
             Ok(reply) => {
                 assert_eq!(reply.error, 0, "a request that was taken fails");
                 assert!(acknowledged.insert(reply.cookie), "{} is answered twice", reply.cookie);
+                answers.fetch_add(1, Relaxed);
             }
             // Not a client that waits for an answer in vain.
             Err(error) => {
@@ -78,13 +82,19 @@ fn one(qemu: &Qemu, end: End, options: &str, seed: u64) -> usize {
         Server::start(dir, &options)
     };
     let socket = server.socket().to_owned();
+    let answers = AtomicU64::new(0);
     let acknowledged = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|number| {
-                let socket = &socket;
-                scope.spawn(move || write(socket, number))
+                let (socket, answers) = (&socket, &answers);
+                scope.spawn(move || write(socket, number, answers))
             })
             .collect();
+        let deadline = Instant::now() + LIMIT;
+        while answers.load(Relaxed) == 0 {
+            assert!(Instant::now() < deadline, "{end:?}, seed {seed}: nobody is served");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_micros(5_000 + Random::new(seed).below(60_000)));
         let (code, said) = match end {
             End::Term => server.end_by(Signal::TERM),
@@ -135,11 +145,15 @@ fn signals_that_come_together_end_qemu_nbd_in_good_order() {
     let mut server = Command::new(dir.join("names/qemu-nbd"));
     let mut server =
         server.args(["-t", "-k"]).arg(&socket).args(["-f", "qcow2", IMAGE]).current_dir(dir).spawn().unwrap();
-    while !socket.exists() {
+    let deadline = Instant::now() + LIMIT;
+    let mut client = loop {
+        match Client::open(&socket, "") {
+            Ok(client) => break client,
+            Err(error) => assert!(Instant::now() < deadline, "the server does not serve: {error}"),
+        }
         assert_eq!(server.try_wait().unwrap(), None, "the server does not start");
         std::thread::sleep(Duration::from_millis(5));
-    }
-    let mut client = Client::open(&socket, "").unwrap();
+    };
     for block in 0..64 {
         assert_eq!(client.write(0, block * BLOCK as u64, &content(block)).unwrap(), 0);
     }

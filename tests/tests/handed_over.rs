@@ -4,6 +4,7 @@
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -33,7 +34,7 @@ fn serve(options: &str) -> (Scratch, Server) {
 }
 
 /// A connection that hands a descriptor over.
-fn attack(socket: &Path, bytes: &[u8]) -> (UnixStream, std::net::TcpStream, std::io::Result<()>) {
+fn attack(socket: &Path, bytes: &[u8]) -> (UnixStream, TcpStream, std::io::Result<()>) {
     let trap = lingering(FOR_EVER);
     let stream = UnixStream::connect(socket).unwrap();
     let sent = hand_over(&stream, bytes, trap.descriptor.as_fd());
@@ -43,6 +44,24 @@ fn attack(socket: &Path, bytes: &[u8]) -> (UnixStream, std::net::TcpStream, std:
         set_socket_linger(&trap.descriptor, None).unwrap();
     }
     (stream, trap.peer, sent)
+}
+
+/// Waits until the other end of a connection has no descriptor any more (proc_net_tcp(5)).
+fn wait_for_close(peer: &TcpStream) {
+    const ESTABLISHED: &str = "01";
+    let port = peer.peer_addr().unwrap().port();
+    let address = format!("{:08X}:{port:04X}", u32::from_ne_bytes([127, 0, 0, 1]));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        // A number, the own address, the peer's, the state.
+        let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        if lines.any(|words| words[1] == address && words[3] != ESTABLISHED) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "what was handed over is not closed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[track_caller]
@@ -108,10 +127,10 @@ fn a_front_end_holds_up_its_own_device_only_and_no_end() {
         // SET_VRING_CALL with what is no eventfd: it is refused, and closed.
         // The server's descriptor has to be the last one that is closed: it looks when this process has none.
         server.signal(Signal::STOP);
-        let (_stream, _peer, sent) = attack(&scratch.file("vhost.sock"), &message(13, &0u64.to_ne_bytes()));
+        let (_stream, peer, sent) = attack(&scratch.file("vhost.sock"), &message(13, &0u64.to_ne_bytes()));
         server.signal(Signal::CONT);
         sent.unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        wait_for_close(&peer);
         is_served(&mut other);
         zebu(scratch.path(), ["ctl", "ctl.sock", "resize", "root", "+1M"]).ok();
         drop(other);

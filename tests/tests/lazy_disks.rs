@@ -1,8 +1,11 @@
 //! Overlays of disks on web servers: made at once, filled by what is read, and in the background.
 
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::random::Random;
@@ -38,9 +41,26 @@ fn ctl(dir: &Path, words: &[&str]) -> Finished {
     zebu(dir, ["ctl", "ctl.sock"].iter().chain(words).copied())
 }
 
+/// The server's log once it has all requests that were answered: their lines come after their last bytes.
+fn whole_log(web: &WebServer) -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let marker = format!("/marker-{} ", NUMBER.fetch_add(1, Ordering::Relaxed));
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, web.port())).unwrap();
+    stream.write_all(format!("GET {marker}HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let log = web.log();
+        if log.contains(&marker) {
+            return log;
+        }
+        assert!(Instant::now() < deadline, "{marker}is not in the log");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Ranges of the requests for a path, as the server's log has them.
 fn ranges(web: &WebServer, path: &str) -> Vec<(u64, u64)> {
-    let log = web.log();
+    let log = whole_log(web);
     let lines = log.lines().filter(|line| line.contains(path));
     let range = lines.filter_map(|line| line.split("bytes=").nth(1)?.split('"').next()?.split_once('-'));
     range.map(|(first, last)| (first.parse().unwrap(), last.parse::<u64>().unwrap() + 1)).collect()
@@ -327,23 +347,16 @@ fn a_disk_on_an_nbd_server_has_overlays_too() {
     let scratch = Scratch::new("lazy-nbd");
     let dir = scratch.path();
     let content = source(dir);
-    let qemu_nbd = find("qemu-nbd").expect("qemu-nbd is missing: `cargo xtask setup` installs it");
-    let mut command = std::process::Command::new(qemu_nbd);
-    command.args(["-t", "-r", "-f", "qcow2", "-k"]).arg(dir.join("far.sock")).arg("www/disk.qcow2");
-    let mut far = command.current_dir(dir).spawn().unwrap();
-    while !dir.join("far.sock").exists() {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let url = format!("nbd+unix:///?socket={}/far.sock", dir.display());
-    let server = Server::start(dir, &format!("--control ctl.sock --overlay own.qcow2 -f raw {url}"));
+    let far = ForeignServer::qemu(dir, "-r -f qcow2 www/disk.qcow2");
+    let options = format!("--control ctl.sock --overlay own.qcow2 -f raw {}", far.uri());
+    let server = Server::start(dir, &options);
     let mut client = Client::open(server.socket(), "").unwrap();
     assert!(client.read(DATA, 1 << 20).unwrap() == content[DATA as usize..][..1 << 20]);
     assert_eq!(client.write(0, 4096, &[3; 4096]).unwrap(), 0);
     ctl(dir, &["hydrate", "-w", "--drop-backing", ""]).ok();
     drop(client);
     server.stop();
-    far.kill().unwrap();
-    far.wait().unwrap();
+    drop(far);
     let mut right = content;
     right[4096..8192].fill(3);
     std::fs::write(dir.join("right.raw"), &right).unwrap();

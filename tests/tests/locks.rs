@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use zebu_tests::program::{Finished, find, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -46,11 +47,15 @@ impl Holder {
             .current_dir(dir)
             .spawn()
             .expect("it can be run");
+        let mut holder = Self(child);
+        let deadline = Instant::now() + Duration::from_secs(60);
         // Its number is in the file when everything is set up.
         while !dir.join("pid").exists() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert_eq!(holder.0.try_wait().expect("our child"), None, "the daemon has ended");
+            assert!(Instant::now() < deadline, "the daemon does not begin");
+            std::thread::sleep(Duration::from_millis(5));
         }
-        Self(child)
+        holder
     }
 }
 
@@ -104,7 +109,7 @@ fn until_free(qemu: &Qemu, dir: &Path, image: &str) {
     let is_free = || qemu.io(dir, "-f qcow2", image, &["read 0 512"]).code == Some(0);
     assert!(
         (0..250).any(|_| is_free() || {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             false
         }),
         "{image} is still held"

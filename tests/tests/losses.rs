@@ -10,7 +10,8 @@
 //! more, the test says so and does not fail.
 
 use std::path::Path;
-use zebu_tests::program::{Finished, zebu};
+use std::process::Command;
+use zebu_tests::program::{Finished, finish, required, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::recorder::{Failing, Recorder, can_record};
@@ -71,7 +72,11 @@ fn a_zeroed_range_does_not_show_another_ranges_data() {
         format!("driver=qcow2,file.driver=blkdebug,file.image.driver=file,file.image.filename={IMAGE}");
     let killed =
         ["write -z -u 0 64k", "break l2_update A", "aio_write -P 8 1M 64k", "wait_break A", "sigraise 9"];
-    let out = qemu.io(dir, "-t writeback --image-opts", &below, &killed);
+    // A QEMU that does not come to the breakpoint would wait for ever.
+    let mut qemu_io = Command::new("timeout");
+    qemu_io.arg("60").arg(required("qemu-io")).args(["-t", "writeback", "--image-opts"]);
+    qemu_io.args(killed.iter().flat_map(|command| ["-c", command])).arg(&below).current_dir(dir);
+    let out = finish(qemu_io);
     assert_eq!(out.code, None, "it was killed: {out}");
     let is_clean = qemu.img(dir, ["check", "-f", "qcow2", IMAGE]).code == Some(0);
     let shows_eights = holds(&qemu, dir, IMAGE, "qcow2", 8, 0, CLUSTER as u64);

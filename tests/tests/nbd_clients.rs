@@ -7,7 +7,7 @@ use zebu_tests::program::{Finished, find, finish, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
-use zebu_tests::server::Server;
+use zebu_tests::server::{Server, end_of, wait_for_listener};
 
 const IMAGE: &str = "disk.qcow2";
 const MIB: u64 = 1 << 20;
@@ -443,14 +443,12 @@ fn sockets_that_were_passed_on_are_served() {
     command.args(["serve", "--nbd", "systemd", "-f", "qcow2", IMAGE]).current_dir(dir);
     let mut server =
         command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
-    while !socket.exists() {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    wait_for_listener(&socket);
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let out = run(dir, "nbdinfo", ["--size", &uri]);
     // The program was replaced by zebu when the first client came.
     kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
-    let status = server.wait().unwrap();
+    let status = end_of(&mut server);
     assert_eq!(out.ok().stdout, "1048576\n");
     assert!(status.success(), "{status}");
     zebu(dir, ["serve", "--nbd", "systemd", "-f", "qcow2", IMAGE]).exits(1);

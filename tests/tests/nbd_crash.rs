@@ -208,7 +208,7 @@ fn what_was_flushed_or_written_with_fua_survives_kill() {
         let check = || qemu.img(dir, ["check", "-f", "qcow2", IMAGE]);
         let mut out = check();
         // The kernel may hold the files of a killed process's ring for moments.
-        for _ in 0..40 {
+        for _ in 0..400 {
             if out.stderr.contains("lock") {
                 std::thread::sleep(Duration::from_millis(50));
                 out = check();

@@ -205,7 +205,7 @@ fn a_read_only_export_is_not_written() {
 
 #[test]
 fn half_a_request_holds_nobody_up() {
-    let (_scratch, server) = serve("--handshake-timeout 2 --idle-timeout 3");
+    let (_scratch, server) = serve("--handshake-timeout 4 --idle-timeout 4");
     let mut silent = Client::connect(server.socket()).unwrap();
     let mut half_an_option = Client::start(server.socket()).unwrap();
     half_an_option.say(b"IHAVE").unwrap();
@@ -219,7 +219,7 @@ fn half_a_request_holds_nobody_up() {
     let start = Instant::now();
     assert!(silent.is_closed() && half_an_option.is_closed());
     assert!(half_a_header.is_closed() && half_a_payload.is_closed());
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(30));
     let mut client = Client::open(server.socket(), "").unwrap();
     assert!(client.read(1 << 20, 8192).unwrap() == [0; 8192], "half a payload is written");
     server.stop();
@@ -385,7 +385,8 @@ fn clients_that_vanish_leave_nothing_behind() {
             client.say(&[3; 100]).unwrap();
         }
     };
-    (0..200).for_each(visit);
+    // As many as later: what is allocated once, and what stays free between, is there.
+    (0..1000).for_each(visit);
     std::thread::sleep(Duration::from_millis(300));
     let (descriptors, resident) = (server.descriptors(), server.resident_kib());
     (0..1000).for_each(visit);
@@ -470,7 +471,7 @@ fn the_server_has_as_many_descriptors_as_it_may() {
 #[test]
 fn random_bytes_do_no_harm() {
     use zebu_tests::random::Random;
-    let (_scratch, server) = serve("--handshake-timeout 1 --idle-timeout 1");
+    let (_scratch, server) = serve("--handshake-timeout 3 --idle-timeout 3");
     let mut random = Random::new(7);
     for turn in 0..300 {
         let mut bytes: Vec<u8> = (0..random.below(3000)).map(|_| random.below(256) as u8).collect();

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{ACK, Client, command, option};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -221,7 +221,9 @@ fn connections(seed: u64, cluster: u64, options: &str, count: u64, end: End) {
         match end {
             End::Stopped => {}
             End::Killed(after) => {
+                let deadline = Instant::now() + Duration::from_secs(120);
                 while answered.load(Ordering::SeqCst) < after {
+                    assert!(Instant::now() < deadline, "{answered:?} of {after} requests are answered");
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 server.kill();
@@ -257,6 +259,15 @@ fn a_killed_server_keeps_what_any_connection_flushed() {
     }
 }
 
+/// Tells that it is over when it is dropped, by a panic, too.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// One connection writes into each table of a disk, and another one flushes meanwhile: a table that is made while a
 /// commit is under way loses nothing.
 #[test]
@@ -284,10 +295,11 @@ fn a_flush_beside_new_tables_on_another_connection_loses_nothing() {
         let mut flusher = connect(server.socket());
         let _idle = connect(server.socket());
         let mut writer = connect(server.socket());
-        let is_over = AtomicU64::new(0);
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _over = Over(&is_over);
             scope.spawn(|| {
-                while is_over.load(Ordering::SeqCst) == 0 {
+                while !is_over.load(Ordering::SeqCst) {
                     assert_eq!(flusher.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
                 }
             });
@@ -300,7 +312,6 @@ fn a_flush_beside_new_tables_on_another_connection_loses_nothing() {
             for _ in 0..32 {
                 assert_eq!(writer.reply().unwrap().error, 0);
             }
-            is_over.store(1, Ordering::SeqCst);
         });
         assert_eq!(writer.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
         drop((flusher, writer));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zebu_tests::object_store::ObjectStore;
 use zebu_tests::program::{find, run_in};
 use zebu_tests::scratch::Scratch;
-use zebu_tests::server::Server;
+use zebu_tests::server::{Server, end_of};
 use zebu_tests::web_proxy::{Mishap, WebProxy};
 
 /// Bytes of the disk.
@@ -53,6 +53,18 @@ fn judge(store: &ObjectStore, dir: &Path, format: &str, key: &str) {
         assert!(told.contains("No errors"), "{told}");
     }
     qemu_img(dir, &format!("compare -f raw -F {format} disk.raw judged"));
+}
+
+/// Waits until a conversion to `flat.raw` has opened its source: it has made its target, which gets its name in the end.
+fn wait_for_target(dir: &Path) {
+    let begin = Instant::now();
+    let is_target = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().to_string_lossy().starts_with(".flat.raw.")
+    };
+    while !std::fs::read_dir(dir).unwrap().any(is_target) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no target is made");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -295,15 +307,11 @@ fn what_an_interrupted_upload_has_of_another_disk_is_not_taken() {
     noise(&mut content, 11);
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
-    let words = ["convert", "-f", "raw", "-O", "raw", "-r", "40M", "disk.raw", "s3://disks/d"];
+    let words = ["convert", "-f", "raw", "-O", "raw", "-r", "10M", "disk.raw", "s3://disks/d"];
     let mut child = store.command(&[], &words).spawn().unwrap();
-    let begin = Instant::now();
-    while store.uploads("d") == 0 && begin.elapsed() < Duration::from_secs(30) {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    std::thread::sleep(Duration::from_secs(1));
+    store.wait_for_parts("d", 3);
     child.kill().unwrap();
-    child.wait().unwrap();
+    end_of(&mut child);
     assert_eq!(store.uploads("d"), 1);
     // Bytes in the middle of each part are others now, and the disk is shorter.
     content.truncate(100 << 20);
@@ -326,15 +334,12 @@ fn an_upload_that_fails_is_given_up() {
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
     // By a signal.
-    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "20M", "disk.raw", "s3://disks/d"];
+    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "8M", "disk.raw", "s3://disks/d"];
     let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
-    let begin = Instant::now();
-    while store.uploads("d") == 0 && begin.elapsed() < Duration::from_secs(30) {
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    store.wait_for_parts("d", 1);
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
         .unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(end_of(&mut child).code(), Some(130));
     assert_eq!((store.get("d"), store.uploads("d")), (None, 0));
     // By a source that can't be read to its end.
     let line = "driver=raw,file.driver=blkdebug,file.image.filename=disk.raw,file.inject-error.0.event=read_aio,\
@@ -361,25 +366,28 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
     profile("password of the user");
     let store = ObjectStore::start(dir);
     store.put("disk.raw", "d.raw");
+    std::fs::write(dir.join("other.raw"), vec![1; LEN]).unwrap();
     let of_profile = [("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", "")];
     let words =
-        ["convert", "-v", "-f", "raw", "-O", "raw", "-S", "0", "-r", "10M", "s3://disks/d.raw", "flat.raw"];
+        ["convert", "-v", "-f", "raw", "-O", "raw", "-S", "0", "-r", "4M", "s3://disks/d.raw", "flat.raw"];
     let mut child = store.command(&of_profile, &words).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_target(dir);
     std::thread::sleep(Duration::from_millis(1200));
     // The credentials are others, and so is the connection.
     profile("another password");
     let store = store.start_again("another password");
-    assert!(child.wait().unwrap().success());
+    assert!(end_of(&mut child).success());
     assert!(std::fs::read(dir.join("flat.raw")).unwrap() == content);
     std::fs::remove_file(dir.join("flat.raw")).unwrap();
 
     let mut child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_target(dir);
     std::thread::sleep(Duration::from_millis(1200));
-    std::fs::write(dir.join("other.raw"), vec![1; LEN]).unwrap();
     store.put("other.raw", "d.raw");
+    let code = end_of(&mut child).code();
     let mut told = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut told).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("another than when it was opened") && !dir.join("flat.raw").exists(), "{told}");
 
     // A version stays what it was.
@@ -506,11 +514,11 @@ fn backups_are_objects_and_verified_in_place() {
     assert!(!dir.join("m9").exists() && store.get("n").is_none());
     // One that is killed has no name, and no manifest; the next one goes on.
     let words =
-        ["backup", "-v", "-r", "15M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
+        ["backup", "-v", "-r", "5M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
     let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     child.kill().unwrap();
-    child.wait().unwrap();
+    end_of(&mut child);
     assert!(store.get("killed").is_none() && !dir.join("mk").exists());
     store.zebu(&words).ok();
     judge(&store, dir, "qcow2", "killed");

@@ -47,7 +47,7 @@ fn convert(dir: &Path, words: &[&str], name: &str) -> (Vec<u8>, String) {
 
 /// Requests of the server's log for a path.
 fn requests(web: &WebServer, path: &str) -> Vec<String> {
-    web.log().lines().filter(|line| line.contains(path)).map(str::to_owned).collect()
+    web.whole_log().lines().filter(|line| line.contains(path)).map(str::to_owned).collect()
 }
 
 #[test]

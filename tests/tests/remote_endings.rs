@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use zebu_tests::fault_proxy::{Fault, FaultProxy};
 use zebu_tests::program::{find, zebu, zebu_program};
 use zebu_tests::scratch::Scratch;
-use zebu_tests::server::Server;
+use zebu_tests::server::{Server, end_of};
 use zebu_tests::web_proxy::{Mishap, WebProxy};
 use zebu_tests::web_server::WebServer;
 
@@ -92,7 +92,7 @@ impl Shell {
 
     fn end(mut self) -> Option<i32> {
         let _ = writeln!(self.input, "quit");
-        self.child.wait().expect("a process").code()
+        end_of(&mut self.child).code()
     }
 }
 
@@ -176,11 +176,16 @@ fn a_server_of_a_silent_web_server_ends_when_it_is_told_to() {
     let server = Server::start(&below, &format!("-r -f raw {}", proxy.url("/disk.raw")));
     let ours = format!("nbd+unix:///?socket={}", server.socket().display());
     proxy.change(|_, _| Mishap::SilentAfter(0));
+    let before = proxy.requests();
     let mut client = Command::new(zebu_program());
     client.args(["io", "-r", "-f", "raw", &ours, "-c", "read 5M 64k"]).current_dir(dir);
     let client = client.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut client = client.spawn().expect("zebu starts");
-    std::thread::sleep(Duration::from_secs(1));
+    let begin = Instant::now();
+    while proxy.requests() == before {
+        assert!(begin.elapsed() < Duration::from_secs(60), "nothing is asked for");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let begin = Instant::now();
     let (_, said) = server.end_by(Signal::TERM);
     let took = begin.elapsed();

@@ -232,7 +232,7 @@ fn a_server_that_says_nothing_is_an_error_at_the_deadline() {
     let silent = vec![Fault::SilentAfter(300_000); 64];
     let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), silent);
     let options =
-        format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
+        format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=5", proxy.path().display());
     let begin = Instant::now();
     let out = zebu(dir, ["convert", "--image-opts", "-O", "raw", &options, "flat.raw"]).exits(1);
     assert!(out.stderr.contains("Input/output error"), "{out}");
@@ -257,7 +257,7 @@ fn a_slow_link_is_waited_for_as_long_as_bytes_come() {
     let server = ForeignServer::qemu(dir, "--shared=64 -f raw source.raw");
     let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), vec![Fault::Slow(100 << 10); 64]);
     let options =
-        format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=2", proxy.path().display());
+        format!("driver=nbd,server.path={},reconnect-delay=2,open-timeout=5", proxy.path().display());
     let begin = Instant::now();
     zebu(dir, ["convert", "--image-opts", "-O", "raw", &options, "flat.raw"]).ok();
     assert!(begin.elapsed() > Duration::from_secs(4), "the link was slow");

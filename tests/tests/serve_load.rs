@@ -4,12 +4,11 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 use zebu_tests::device::Device;
 use zebu_tests::program::{find, is_root, run_in, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
-use zebu_tests::server::Server;
+use zebu_tests::server::{Server, end_of, wait_for_listener};
 
 const MIB: u64 = 1 << 20;
 const ENGINES: [&str; 2] = ["io_uring", "threads"];
@@ -166,16 +165,14 @@ fn sockets_that_were_passed_on_bear_load_and_a_signal() {
             ]);
             command.stdout(Stdio::null()).stderr(Stdio::null()).current_dir(dir);
             let child = command.spawn().unwrap();
-            let deadline = Instant::now() + Duration::from_secs(20);
-            while !second.exists() {
-                assert!(Instant::now() < deadline, "no socket");
-                std::thread::sleep(Duration::from_millis(10));
+            for socket in [&first, &second] {
+                wait_for_listener(socket);
             }
             child
         };
         let end = |mut server: Child| {
             kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
-            assert!(server.wait().unwrap().success(), "{engine}");
+            assert!(end_of(&mut server).success(), "{engine}");
             // The sockets are their maker's, not the server's.
             for socket in [&first, &second] {
                 std::fs::remove_file(socket).unwrap();

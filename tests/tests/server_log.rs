@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::Client;
 use zebu_tests::program::{zebu, zebu_program};
 use zebu_tests::scratch::Scratch;
-use zebu_tests::server::Server;
+use zebu_tests::server::{Server, end_of};
 use zebu_tests::vhost_guest::VhostGuest;
 
 /// More than a pipe holds, by far.
@@ -28,25 +28,19 @@ fn start_unheard(dir: &Path) -> Child {
     child
 }
 
-fn end_by(child: &mut Child, signals: usize) -> Option<i32> {
-    for _ in 0..signals {
-        kill_process(Pid::from_child(child), Signal::TERM).unwrap();
+/// Ends it by these signals, all of them different: of two that are the same, one is lost if the first still waits.
+fn end_by(child: &mut Child, signals: &[Signal]) -> Option<i32> {
+    for signal in signals {
+        kill_process(Pid::from_child(child), *signal).unwrap();
         std::thread::sleep(Duration::from_millis(50));
     }
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let _ = child.kill();
-    panic!("{signals} signals do not end it");
+    end_of(child).code()
 }
 
 #[test]
 fn a_log_that_nobody_reads_holds_nobody_up() {
-    for signals in [1, 2] {
+    for signals in [&[Signal::TERM][..], &[Signal::INT, Signal::TERM]] {
+        let is_cut_short = signals.len() == 2;
         let scratch = Scratch::new("log");
         let mut child = start_unheard(scratch.path());
         let socket = scratch.file("nbd.sock");
@@ -59,12 +53,13 @@ fn a_log_that_nobody_reads_holds_nobody_up() {
         assert_eq!(client.read(4096, 4096).unwrap(), [5; 4096]);
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         // A request under way, so that the second signal finds the server there.
-        let _keeps_it = (signals == 2).then(|| {
+        let _keeps_it = is_cut_short.then(|| {
             client.say(&client.header(0, 0, 1, 0, 32 << 20)).unwrap();
+            client.take(4).unwrap();
             client
         });
         let code = end_by(&mut child, signals);
-        assert_eq!(code, Some(i32::from(signals == 2)));
+        assert_eq!(code, Some(i32::from(is_cut_short)));
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains("connects"), "{said}");
@@ -76,6 +71,7 @@ fn front_ends_that_misbehave_all_the_time_are_told_of_now_and_then() {
     let scratch = Scratch::new("log");
     let dir = scratch.path();
     zebu(dir, ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]).ok();
+    let began = Instant::now();
     let server = Server::start_vhost_user(dir, "-f qcow2 disk.qcow2");
     for _ in 0..100 {
         let mut guest = VhostGuest::connect(server.socket(), 1);
@@ -88,5 +84,6 @@ fn front_ends_that_misbehave_all_the_time_are_told_of_now_and_then() {
     // Which of the two is seen first depends on when the front end goes.
     let is_told = said.contains("broke its ring") || said.contains("took its used ring away");
     assert!(is_told, "{said}");
-    assert!(said.lines().count() <= 21, "{} lines: {said}", said.lines().count());
+    let most = 20 * (1 + began.elapsed().as_secs() as usize / 60) + 1;
+    assert!(said.lines().count() <= most, "{} lines: {said}", said.lines().count());
 }

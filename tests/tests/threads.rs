@@ -3,7 +3,9 @@
 use std::os::unix::thread::JoinHandleExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
 use zebu_tests::qemu::Qemu;
@@ -165,10 +167,11 @@ fn signals_in_the_middle_of_requests_change_nothing() {
         Disk::create(&path, &CreateOptions::default().size(16 << 20)).unwrap();
         let options = OpenOptions::default().access(Access::ReadWrite);
         let disk = Disk::builder().engine(engine).open(&path, &options).unwrap();
-        let end = std::time::Instant::now() + Duration::from_millis(700);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let [first_ends, second_ends] = [Arc::clone(&is_over), Arc::clone(&is_over)];
         let waiting = move |disk: Disk| {
             let mut rounds = 0u64;
-            while std::time::Instant::now() < end {
+            while rounds == 0 || !first_ends.load(Ordering::Relaxed) {
                 let (offset, byte) = (rounds % 64 * 65536, rounds as u8);
                 disk.write(offset, &[byte; 5000]).unwrap();
                 let mut back = [0; 5000];
@@ -184,7 +187,7 @@ fn signals_in_the_middle_of_requests_change_nothing() {
         let queued = move |disk: Disk| {
             let queue = disk.queue().engine(engine).build().unwrap();
             let (mut rounds, mut done) = (0u64, Vec::new());
-            while std::time::Instant::now() < end {
+            while rounds == 0 || !second_ends.load(Ordering::Relaxed) {
                 for i in 0..8 {
                     let bufs = IoBuf::copy_of(&[i as u8; 4096]).into();
                     let offset = (8 << 20) + (rounds % 32 * 8 + i) * 4096;
@@ -202,11 +205,15 @@ fn signals_in_the_middle_of_requests_change_nothing() {
         let (first, second) = (disk.clone(), disk.clone());
         let threads =
             [std::thread::spawn(move || waiting(first)), std::thread::spawn(move || queued(second))];
-        let mut sent = 0;
+        let (begin, mut sent) = (Instant::now(), 0);
         while threads.iter().any(|thread| !thread.is_finished()) {
             for thread in &threads {
                 // SAFETY: the thread is not joined yet, so that its handle is good.
                 sent += unsafe { i32::from(libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) == 0) };
+            }
+            let time = begin.elapsed();
+            if sent >= 200 && time > Duration::from_millis(700) || time > Duration::from_secs(60) {
+                is_over.store(true, Ordering::Relaxed);
             }
             std::thread::sleep(Duration::from_micros(200));
         }

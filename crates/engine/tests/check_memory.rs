@@ -26,7 +26,7 @@ fn measured(path: &Path, options: &CheckOptions) -> (CheckReport, u64) {
     reset_peak();
     let before = peak();
     let report = worker.block_on(check(&worker, path, options)).unwrap();
-    (report, peak() - before)
+    (report, peak().saturating_sub(before))
 }
 
 fn qemu_img(args: &[&str]) {
@@ -79,7 +79,7 @@ fn memory_follows_what_is_in_use() {
     qemu_img(&["create", "-q", "-f", "qcow2", path.to_str().unwrap(), "256G"]);
     let (report, grown) = measured(&path, &options);
     assert!(report.is_clean());
-    assert!(grown < 4 * MIB, "{grown} bytes for an empty disk of 256 GiB");
+    assert!(grown < 8 * MIB, "{grown} bytes for an empty disk of 256 GiB");
 
     // A file of 1 TiB with a 1 MiB L2 area, each of whose entries is the only one in its part of the map, and each
     // counted a million times: the widest counts, as sparse as can be. The budget holds.

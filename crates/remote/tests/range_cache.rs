@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zebu_remote::range_cache::{CachedDisk, ObjectVersion, RangeCache, RangeCacheOptions};
 use zebu_storage::{Alignment, Completer, IoBuf, Storage, StorageAbilities, StorageDone, StorageOp};
 
@@ -127,6 +127,15 @@ fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// Reads everything before `end`, no faster than it is stored: the cache leaves out what has no room for long.
+#[track_caller]
+fn check_and_store(cache: &RangeCache, disk: &dyn Storage, far: &Far, end: u64) {
+    for offset in (0..end).step_by(1 << 20) {
+        check(disk, far, offset, (end - offset).min(1 << 20));
+        cache.settle();
+    }
+}
+
 /// The files called `name` below a directory, one for each object.
 fn files(dir: &Path, name: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path().join(name));
@@ -135,6 +144,13 @@ fn files(dir: &Path, name: &str) -> Vec<PathBuf> {
 
 fn data_on_disk(dir: &Path) -> u64 {
     files(dir, "data").iter().map(|path| path.metadata().unwrap().blocks() * 512).sum()
+}
+
+/// Checks the size. What a file system needs itself for files in many pieces is less than a block.
+#[track_caller]
+fn check_size(dir: &Path, size: u64) {
+    let found = data_on_disk(dir);
+    assert!(found < size + BLOCK as u64, "{found} bytes");
 }
 
 #[test]
@@ -208,7 +224,11 @@ fn a_reader_of_what_is_cached_has_nothing_fetched_ahead_of_it() {
         check(&*near, &far, number * block, block);
     }
     std::thread::sleep(Duration::from_millis(100));
-    assert!(far.fetches() > fetched + 3, "nothing is fetched ahead");
+    let begin = Instant::now();
+    while far.fetches() <= fetched + 3 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "nothing is fetched ahead");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert_eq!(far.most_fetches_of_a_block(), 1);
 }
 
@@ -237,16 +257,13 @@ fn the_size_is_kept_to_and_what_was_used_last_stays() {
     let near = disk(&cache, &far);
     for piece in 0..64 {
         check(&*near, &far, piece << 20, 1 << 20);
-        if piece % 8 == 7 {
-            cache.settle();
-            assert!(data_on_disk(dir.path()) <= 16 << 20);
-        }
+        cache.settle();
+        check_size(dir.path(), 16 << 20);
         if piece == 15 {
             // Ranges are told apart by the second of their use.
             std::thread::sleep(Duration::from_millis(1100));
         }
     }
-    cache.settle();
     let stats = cache.stats();
     assert!(stats.evicted >= 48 << 20 && stats.not_stored == 0, "{stats:?}");
     let before = far.fetches();
@@ -259,9 +276,8 @@ fn the_size_is_kept_to_and_what_was_used_last_stays() {
     let (cache, _) = open(dir.path(), 16 << 20);
     let other = Far::new(64 << 20, 4);
     let near = disk(&cache, &other);
-    check(&*near, &other, 0, 15 << 20);
-    cache.settle();
-    assert!(data_on_disk(dir.path()) <= 16 << 20);
+    check_and_store(&cache, &*near, &other, 15 << 20);
+    check_size(dir.path(), 16 << 20);
     assert!(told.lock().unwrap().is_empty());
     assert_eq!(cache.stats().not_stored, 0);
 }
@@ -291,7 +307,7 @@ fn two_that_evict_from_each_other_show_no_wrong_byte() {
     for cache in &sides {
         cache.settle();
     }
-    assert!(data_on_disk(dir.path()) <= 16 << 20);
+    check_size(dir.path(), 16 << 20);
     assert!(sides.iter().all(|cache| cache.stats().bad_blocks == 0 && cache.stats().evicted > 0));
 }
 
@@ -439,11 +455,15 @@ fn one_object_that_can_not_be_opened_leaves_the_others() {
 
 #[test]
 fn an_object_whose_files_can_not_be_made_leaves_nothing() {
+    const LEN: u64 = i64::MAX as u64;
     let dir = tempfile::tempdir().unwrap();
+    if tempfile::tempfile_in(dir.path()).unwrap().set_len(LEN).is_ok() {
+        eprintln!("skipped: the file system takes files of any length");
+        return;
+    }
     let (cache, _) = open(dir.path(), 16 << 20);
     let way = Arc::new(Way(Far::new(1 << 20, 6)));
-    // More than any file system takes.
-    let version = ObjectVersion::new("far", "far", "\"1\"", i64::MAX as u64);
+    let version = ObjectVersion::new("far", "far", "\"1\"", LEN);
     let error = cache.disk(way, &version, 8 << 20).err().unwrap();
     assert_eq!(error.errno(), libc::EFBIG, "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only 'state'");
@@ -475,7 +495,6 @@ fn many_objects_are_counted_and_the_oldest_leave_room() {
     assert!(usage <= size && there >= 128, "{usage} bytes in {there} objects");
     // What is read now has its place.
     let far = Far::new(6 << 20, 1000);
-    check(&*disk(&cache, &far), &far, 0, far.len);
-    cache.settle();
+    check_and_store(&cache, &*disk(&cache, &far), &far, far.len);
     assert_eq!(cache.stats().not_stored, 0, "{:?}", told.lock().unwrap());
 }

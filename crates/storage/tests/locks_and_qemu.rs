@@ -85,11 +85,11 @@ fn a_lock_is_changed_and_given_up() {
 fn an_opener_waits_for_a_lock_about_to_be_released() {
     let (_dir, path) = image();
     let holder = open(&path, LockMode::Write).unwrap();
+    let start = Instant::now();
     let thread = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(250));
         drop(holder);
     });
-    let start = Instant::now();
     drop(open(&path, LockMode::Write).unwrap());
     assert!(start.elapsed() >= Duration::from_millis(200));
     thread.join().unwrap();

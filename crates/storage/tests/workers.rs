@@ -72,7 +72,7 @@ fn an_event_loop_drives_a_worker_through_its_descriptor() {
             if let Poll::Ready(written) = polled {
                 break written;
             }
-            assert!(readable(worker.as_fd(), Duration::from_secs(20)), "{engine:?}: completions show");
+            assert!(readable(worker.as_fd(), Duration::from_secs(60)), "{engine:?}: completions show");
             turns += 1;
             assert!(turns < 10_000, "the descriptor must not stay readable for nothing");
         };
@@ -530,27 +530,29 @@ fn handles_of_tasks_do_not_count_and_others_do() {
 #[test]
 fn a_task_may_hold_the_last_counted_handle() {
     for engine in ENGINES {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        let file = open_new(&path);
-        let start = Instant::now();
-        std::thread::spawn(move || {
-            let worker = worker(engine);
-            let (counted, opened) = (worker.clone(), file.clone());
-            drop(worker.spawn(async move {
-                counted.sleep(Duration::from_millis(1)).await;
-                let on = counted.uncounted();
-                drop(counted);
-                on.write(&opened, 0, IoBuf::copy_of(b"written").into()).await.0.unwrap();
-            }));
-        })
-        .join()
-        .unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"written");
-        assert!(
-            start.elapsed() < Duration::from_secs(5),
-            "{engine:?}: nobody waited for a task within itself"
-        );
+        let is_prompt = || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("f");
+            let file = open_new(&path);
+            let start = std::thread::spawn(move || {
+                let start = Instant::now();
+                let worker = worker(engine);
+                let (counted, opened) = (worker.clone(), file.clone());
+                drop(worker.spawn(async move {
+                    counted.sleep(Duration::from_millis(1)).await;
+                    let on = counted.uncounted();
+                    drop(counted);
+                    on.write(&opened, 0, IoBuf::copy_of(b"written").into()).await.0.unwrap();
+                }));
+                start
+            })
+            .join()
+            .unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"written");
+            start.elapsed() < Duration::from_secs(5)
+        };
+        // A wait for a task within itself lasts 5 s each time; a busy machine is late now and then.
+        assert!((0..4).any(|_| is_prompt()), "{engine:?}: nobody waited for a task within itself");
     }
 }
 

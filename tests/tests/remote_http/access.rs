@@ -1,7 +1,7 @@
 //! Certificates, passwords and proxies.
 
 use crate::{convert, flat, source, zebu_with};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu_tests::certificates::certificates;
@@ -9,6 +9,16 @@ use zebu_tests::program::{find, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
 use zebu_tests::web_server::WebServer;
+
+/// A process that is killed on drop.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 #[test]
 fn certificates_are_checked_and_https_is_not_left() {
@@ -146,7 +156,8 @@ fn proxies_of_the_environment_are_used() {
         dir.join("proxy.log").display()
     );
     std::fs::write(dir.join("proxy.conf"), config).unwrap();
-    let mut child = Command::new(tinyproxy).arg("-d").arg("-c").arg(dir.join("proxy.conf")).spawn().unwrap();
+    let child = Command::new(tinyproxy).arg("-d").arg("-c").arg(dir.join("proxy.conf")).spawn().unwrap();
+    let _running = Killed(child);
     let begin = Instant::now();
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(begin.elapsed() < Duration::from_secs(20), "tinyproxy does not listen");
@@ -177,6 +188,4 @@ fn proxies_of_the_environment_are_used() {
     let socks = [("all_proxy", "socks5://127.0.0.1:1"), ("no_proxy", "")];
     let out = zebu_with(dir, &socks, &["info", "-f", "raw", &plain]).exits(1);
     assert!(out.stderr.contains("all_proxy"), "{out}");
-    child.kill().unwrap();
-    child.wait().unwrap();
 }

@@ -16,7 +16,7 @@ fn redirects_are_followed_once_and_places_that_expire_are_looked_up_again() {
     let server = WebServer::start(dir);
     convert(dir, &["-f", "raw"], &server.url("/moved/disk.raw")).ok();
     assert!(flat(dir) == content);
-    let log = server.log();
+    let log = server.whole_log();
     assert_eq!(log.lines().filter(|line| line.contains("/moved/")).count(), 1, "{log}");
     // The place is good for some requests; then the server tells another.
     let uses = Arc::new(Mutex::new((0, 0)));
@@ -138,10 +138,10 @@ fn a_redirect_from_a_public_to_a_private_address_is_refused() {
     redirect("/own", &[]).ok();
     assert!(flat(dir) == content);
     for path in ["/inside", "/alias"] {
-        let before = server.log().lines().filter(|line| line.contains("/disk.raw")).count();
+        let before = server.whole_log().lines().filter(|line| line.contains("/disk.raw")).count();
         let out = redirect(path, &[]).exits(1);
         assert!(out.stderr.contains("private") && out.stderr.contains("--redirects any"), "{out}");
-        let after = server.log().lines().filter(|line| line.contains("/disk.raw")).count();
+        let after = server.whole_log().lines().filter(|line| line.contains("/disk.raw")).count();
         assert_eq!(before, after, "nobody asked there");
     }
     // One that is named is opened wherever it is, and may lead to others like it.
