@@ -76,7 +76,7 @@ impl TestProgram {
         let mut command = Command::new(&self.path);
         // A seed that fails says which command repeats it.
         command.env("CARGO_PKG_NAME", &self.package).env("CARGO_MANIFEST_DIR", &self.directory);
-        // Servers of tests are on this machine. What is empty in small letters is looked for in capitals.
+        // Servers of tests are on this machine. Where no_proxy is empty, NO_PROXY would count.
         command.env("no_proxy", "127.0.0.1,localhost").env_remove("NO_PROXY");
         command.current_dir(&self.directory);
         command

@@ -129,13 +129,13 @@ impl Failure {
         Self::new("interrupted").with_exit(EXIT_INTERRUPTED)
     }
 
-    /// The same while new images were made over files that were there before, and stay.
+    /// An interruption while new images were made over files that were there before, and stay.
     pub(crate) fn interrupted_leaving(files: &[&Path]) -> Self {
         let mut message = "interrupted".to_owned();
         for file in files {
             let _ = write!(
                 message,
-                "; '{}' was there before and stays: it may be cut, and no complete image",
+                "; '{}' was there before and stays: it may be overwritten in part, and no complete image",
                 file.display()
             );
         }

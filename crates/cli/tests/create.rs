@@ -260,6 +260,31 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
     }
 }
 
+/// A program that waits for the lock of an image has not made one if that image is removed: it makes another.
+#[test]
+fn an_image_in_the_place_of_one_that_is_removed_is_there() {
+    for format in ["raw", "qcow2"] {
+        let scratch = Scratch::new();
+        let start = |options: &str| {
+            let line = format!("create -q --aio threads -f {format} {options}");
+            let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
+            Background::start(command.stderr(Stdio::piped()))
+        };
+        let first = start("-o preallocation=full disk 64G");
+        wait_for("the first image to grow", || bytes_written(&first) > 1 << 20);
+        send(&first, Signal::STOP);
+        let second = start("disk 1M");
+        // Less than a program waits for a lock.
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        send(&first, Signal::TERM);
+        send(&first, Signal::CONT);
+        assert_eq!(first.ended().0, Some(130), "{format}");
+        let (code, said) = second.ended();
+        // On a busy machine it may have waited in vain.
+        assert_eq!(scratch.file("disk").exists(), code == Some(0), "{format}: {said}");
+    }
+}
+
 /// An image over a file that was there before is cut off by a signal: the file stays, and the message says so.
 #[test]
 fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {

@@ -34,10 +34,11 @@ impl Image {
         create::in_file(worker, file, options, create::Magic::Written).await
     }
 
-    /// Creates an image (a file that exists is cut to nothing first). Does not leave it open.
+    /// Creates an image (a file that exists is cut to nothing first). Does not leave it open. If the future is dropped,
+    /// no file is left that was not there before.
     ///
     /// # Errors
-    /// No file is left then that was not there before, nor when the future is dropped. Options that contradict each other, no space, or the file system
+    /// No file is left then that was not there before. Options that contradict each other, no space, or the file system
     /// can't do what `preallocation` asks.
     pub async fn create(worker: &Worker, path: &Path, options: &CreateOptions) -> Result<()> {
         Self::create_controlled(worker, path, options, &JobControl::default()).await
@@ -81,10 +82,10 @@ impl Image {
             Format::Qcow2 => Some(create::new_header(options, size).map_err(|e| e.on(path))?),
         };
         // What is left of an image that is not complete would look like one.
-        let mut new = NewImage::default();
+        let mut new = Vec::new();
         let created = Self::create_files(worker, path, options, size, header, control, &mut new).await;
         created.map_err(|e| no_room(e, options.preallocation, options.format))?;
-        new.made.keep();
+        new.into_iter().for_each(NewFile::keep);
         Ok(())
     }
 
@@ -96,7 +97,7 @@ impl Image {
         size: u64,
         header: Option<zebu_qcow2::Header>,
         control: &JobControl,
-        new: &mut NewImage,
+        new: &mut Vec<NewFile>,
     ) -> Result<()> {
         let foreign = new_foreign::wanted(options, path)?;
         let mut new_file = |path: &Path| {
@@ -107,11 +108,12 @@ impl Image {
                 Ok(file) => !file.is_foreign(),
                 Err(error) => error.kind() == ErrorKind::Unsupported,
             };
+            let mut name = NewFiles::default();
             if let Some(place) = place.filter(|_| is_ours) {
-                new.made.add(&place);
+                name.add(&place);
             }
             let file = opened?;
-            new.locked.push(file.clone());
+            new.push(NewFile { name, file: file.clone() });
             set_attributes(&file, options).map(|()| file)
         };
         let file = new_file(path)?;
@@ -131,14 +133,13 @@ impl Image {
             raw::create(worker, &file, size, options.preallocation, control).await?;
             return unlock(&file);
         };
-        if let Some(name) = &options.data_file {
-            let data_path = refs::resolve(path, name);
-            let data_file = new_file(&data_path)?;
-            check_mode(&data_file, Format::Qcow2, options.preallocation)?;
-            raw::create(worker, &data_file, size, Preallocation::Off, control).await?;
-            unlock(&data_file)?;
-        } else {
-            check_mode(&file, Format::Qcow2, options.preallocation)?;
+        let data_file = match &options.data_file {
+            Some(name) => Some(new_file(&refs::resolve(path, name))?),
+            None => None,
+        };
+        check_mode(data_file.as_ref().unwrap_or(&file), Format::Qcow2, options.preallocation)?;
+        if let Some(data_file) = &data_file {
+            raw::create(worker, data_file, size, Preallocation::Off, control).await?;
         }
         create::write_empty(worker, &file, header, encryption, create::Magic::Written).await?;
         let preallocation = match options.preallocation {
@@ -147,6 +148,7 @@ impl Image {
             other => other,
         };
         if preallocation == Preallocation::Off {
+            data_file.as_ref().map_or(Ok(()), unlock)?;
             return unlock(&file);
         }
         let open = OpenOptions {
@@ -158,7 +160,7 @@ impl Image {
             keys: encryption.map(NewEncryption::keys).unwrap_or_default(),
             ..OpenOptions::default()
         };
-        let image = Self(open_made(&worker.uncounted(), file, &open).await?);
+        let image = Self(open_made(&worker.uncounted(), path, file, data_file, &open).await?);
         let Driver::Qcow2(qcow2) = &image.0.driver else { return Ok(()) };
         qcow2.prepare_write(worker).await?;
         // A data file was cut to nothing above; a device can't be.
@@ -171,12 +173,32 @@ impl Image {
     }
 }
 
-/// The new files of an image that is being made. Their names are removed before their locks are gone, since what has one
-/// of the names afterwards is another program's.
-#[derive(Default)]
-struct NewImage {
-    made: NewFiles,
-    locked: Vec<File>,
+/// A file of an image that is being made. Its name, if it is new, is removed while the file is locked: what has the name
+/// afterwards is another program's.
+struct NewFile {
+    name: NewFiles,
+    file: File,
+}
+
+impl NewFile {
+    fn keep(mut self) {
+        self.name.keep();
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if self.name.names().next().is_none() {
+            return;
+        }
+        // A close that failed has unlocked it.
+        if self.file.set_lock(LockMode::Write).is_err() {
+            self.name.keep();
+        } else if let Some(open) = self.file.descriptors().next() {
+            // The kernel gives up the files of a ring late. Their space is to be free when this program ends.
+            let _ = rustix::fs::ftruncate(open, 0);
+        }
+    }
 }
 
 /// Makes a file, or cuts one that exists to nothing. A disk that is no local file stays as long as it is.

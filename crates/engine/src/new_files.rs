@@ -30,7 +30,7 @@ impl NewFiles {
         self.0.push(path.to_owned());
     }
 
-    /// Their names.
+    /// Names of the files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().map(PathBuf::as_path)
     }

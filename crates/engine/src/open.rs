@@ -76,6 +76,8 @@ struct Next {
     file: File,
     path: PathBuf,
     format: Option<Format>,
+    /// Its external data file, if that is open already.
+    data_file: Option<File>,
 }
 
 pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
@@ -129,10 +131,16 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
     open_below(worker, top, options).await
 }
 
-/// Opens an image that was just made in `file`, under the lock that the file has, and what it stands on.
-pub(crate) async fn open_made(worker: &Worker, file: File, options: &OpenOptions) -> Result<Arc<Node>> {
-    let path = file.path().to_owned();
-    open_below(worker, Next { file, path, format: options.format }, options).await
+/// Opens an image that was just made at `path`, under the locks that its files have, and what it stands on.
+pub(crate) async fn open_made(
+    worker: &Worker,
+    path: &Path,
+    file: File,
+    data_file: Option<File>,
+    options: &OpenOptions,
+) -> Result<Arc<Node>> {
+    let top = Next { file, path: path.to_owned(), format: options.format, data_file };
+    open_below(worker, top, options).await
 }
 
 async fn open_below(worker: &Worker, top: Next, options: &OpenOptions) -> Result<Arc<Node>> {
@@ -213,12 +221,12 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
     }
     let file = options.remote.open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
-    Ok(Next { file, path: path.to_owned(), format: options.format })
+    Ok(Next { file, path: path.to_owned(), format: options.format, data_file: None })
 }
 
 /// Looks into a file of the chain; `links` are those above it.
 async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenOptions) -> Result<Link> {
-    let Next { file, path, format } = found;
+    let Next { file, path, format, data_file } = found;
     check_chain(links, &file)?;
     let mut link_options = options.at_depth(links.len());
     let depth = links.len() as u32;
@@ -239,8 +247,8 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
     }
     let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
     let data_file = match &parsed {
-        Some(parsed) => open_data_file(parsed.header(), &path, &link_options)?,
-        None => None,
+        Some(parsed) if data_file.is_none() => open_data_file(parsed.header(), &path, &link_options)?,
+        _ => data_file,
     };
     Ok(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options })
 }
@@ -413,7 +421,7 @@ fn parent_of(
         ParentFormat::Raw => Some(Format::Raw),
         _ => None,
     };
-    Ok(Some(Next { file, path, format }))
+    Ok(Some(Next { file, path, format, data_file: None }))
 }
 
 /// Fails if an image of another program stands on another state of its parent than it was made for.
@@ -481,7 +489,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
             return Ok(None);
         }
         let file = top.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
-        return Ok(Some(Next { file, path: path.clone(), format: *format }));
+        return Ok(Some(Next { file, path: path.clone(), format: *format, data_file: None }));
     }
     if let Some(foreign) = &link.foreign {
         return parent_of(link, foreign, top, &flags);
@@ -505,7 +513,7 @@ fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Optio
             Error::new(ErrorKind::Unsupported, message).on(&link.path)
         })?),
     };
-    Ok(Some(Next { file, path, format }))
+    Ok(Some(Next { file, path, format, data_file: None }))
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {

@@ -23,9 +23,25 @@ impl OsFile {
     /// Opens a regular file or block device.
     pub(crate) fn open(path: &Path, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-        let fd = rustix::fs::openat(CWD, path, open_flags(flags), mode)
-            .map_err(|errno| open_error(path, flags, errno))?;
-        Self::from_fd(path, fd, flags)
+        let mut attempts = 0;
+        loop {
+            let fd = rustix::fs::openat(CWD, path, open_flags(flags), mode)
+                .map_err(|errno| open_error(path, flags, errno))?;
+            let (facts, file) = Self::from_fd(path, fd, flags)?;
+            attempts += 1;
+            // One that had it locked may have removed it.
+            if flags.create != Create::Truncate || file.is_at(path) || attempts == 100 {
+                return Ok((facts, file));
+            }
+        }
+    }
+
+    /// Whether `path` still leads to it.
+    fn is_at(&self, path: &Path) -> bool {
+        let (Ok(own), Ok(there)) = (rustix::fs::fstat(&self.fd), rustix::fs::stat(path)) else {
+            return false;
+        };
+        (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
     }
 
     /// Opens `name` beneath the directory `dir`, whatever links there are on the way.

@@ -89,7 +89,7 @@ impl Peer {
 
     fn begin_serving(&self) {
         self.touch();
-        self.is_serving.store(true, Relaxed);
+        self.is_serving.store(true, Release);
     }
 
     /// Ends the connection in both directions.
@@ -143,9 +143,10 @@ impl Peer {
 
     /// One look by the watch, once a second. True if the client's time is over.
     fn look(&self, limits: &TimeLimits) -> bool {
+        // Before the activity with which serving begins.
+        let is_serving = self.is_serving.load(Acquire);
         let was_active = self.is_active.swap(false, Relaxed);
         let quiet = self.quiet.load(Relaxed) + 1;
-        let is_serving = self.is_serving.load(Relaxed);
         // During the handshake everything counts: one who sends a byte a second is not to stay for ever.
         let is_busy = is_serving && (was_active || self.requests.load(Relaxed) > 0);
         self.quiet.store(if is_busy { 0 } else { quiet }, Relaxed);
