@@ -196,7 +196,6 @@ impl Watch {
         let signal_thread = {
             let cancel = cancel.clone();
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new();
             let watch = move || {
                 let mut asked: Option<Instant> = None;
                 for signal in &mut signals {
@@ -218,7 +217,7 @@ impl Watch {
                     }
                 }
             };
-            thread.spawn(watch).map_err(fail)?
+            std::thread::Builder::new().spawn(watch).map_err(fail)?
         };
         let display = style(mode).and_then(|style| {
             let (stop, stopped) = channel();

@@ -185,11 +185,11 @@ fn bind(path: &Path, access: SocketAccess) -> io::Result<(UnixListener, SocketFi
     // The file gets the socket's mode, so that at no time more may connect than those who shall.
     fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // At once, since programs that wait for the file connect as soon as it is there.
-    net::listen(&socket, BACKLOG)?;
     let metadata = fs::symlink_metadata(path)?;
     // From here on it is removed if anything fails.
     let file = SocketFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) };
+    // First of all, since programs that wait for the file connect when they see it.
+    net::listen(&socket, BACKLOG)?;
     if access.group.is_some() {
         chown(path, None, access.group)?;
     }
