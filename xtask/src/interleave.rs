@@ -19,7 +19,7 @@ const ENGINE: &str = "engine";
 #[derive(Args)]
 #[command(
     after_help = "A schedule that fails is printed as a string. To repeat one of the whole engine, put it into a file:
-  ZEBU_PAIR='write+flush' ZEBU_REPLAY=/PATH/FILE RUSTFLAGS='--cfg shuttle' cargo test --profile torture \\
+  ZEBU_PAIR='write+flush' ZEBU_REPLAY=/PATH/FILE RUSTFLAGS='--cfg shuttle' cargo test \\
     --target-dir target/interleave -p zebu --test simulated schedules::pairs
 And one of a part:
   ZEBU_REPLAY=/PATH/FILE cargo xtask interleave cache::a_slice_that_many_want_is_loaded_once_and_all_are_woken
@@ -235,7 +235,7 @@ fn row(names: &[&str], runs: &[&Run]) -> String {
 /// A command that builds and runs tests with shuttle's locks and atomics.
 fn tests(schedules: u32) -> Outcome<Command> {
     let mut command = cargo();
-    command.args(["test", "--locked", "--profile", "torture", "--target-dir"]);
+    command.args(["test", "--locked", "--target-dir"]);
     command.arg(target_dir()?.join("interleave"));
     command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", schedules.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.

@@ -1,6 +1,7 @@
 //! The command `messages`: sequences of messages to running servers, which are built with AddressSanitizer.
 
 use crate::nightly::{TARGET, cargo_nightly, ensure};
+use crate::test_programs::BUILT;
 use crate::run_log::{Kept, Origin, by_origin};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,6 @@ use zebu_bench::Outcome;
 use zebu_bench::process::{output, run};
 use zebu_bench::table::grouped;
 use zebu_bench::workspace::{cargo, root, target_dir};
-
-const PROFILE: &str = "torture";
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -100,10 +99,10 @@ pub(crate) fn command(args: &MessagesArgs) -> Outcome {
     let server = if args.plain { plain_server()? } else { sanitized_server()? };
     let target = target_dir()?;
     let build = ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "messages"];
-    run(cargo().args(build).args(["--profile", PROFILE]))?;
+    run(cargo().args(build))?;
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() << 20);
     let seed = args.seed.unwrap_or_else(clock);
-    let mut runner = std::process::Command::new(target.join(PROFILE).join("messages"));
+    let mut runner = std::process::Command::new(target.join(BUILT).join("messages"));
     runner.env("ZEBU_BIN", server).args(["--seed", &seed.to_string()]);
     // libdeflate compiles one source several times, with the same static tables.
     runner.env("ASAN_OPTIONS", "detect_odr_violation=0:detect_leaks=1");
@@ -130,8 +129,8 @@ pub(crate) fn command(args: &MessagesArgs) -> Outcome {
 }
 
 fn plain_server() -> Outcome<PathBuf> {
-    run(cargo().args(["build", "--quiet", "--locked", "--package", "zebu-cli", "--profile", PROFILE]))?;
-    Ok(target_dir()?.join(PROFILE).join("zebu"))
+    run(cargo().args(["build", "--quiet", "--locked", "--package", "zebu-cli"]))?;
+    Ok(target_dir()?.join(BUILT).join("zebu"))
 }
 
 fn sanitized_server() -> Outcome<PathBuf> {
@@ -139,13 +138,13 @@ fn sanitized_server() -> Outcome<PathBuf> {
     let target = target_dir()?.join("address");
     let mut command = cargo_nightly();
     command.current_dir(root()).args(["build", "--locked", "-Zbuild-std", "--target", TARGET]);
-    command.args(["--profile", PROFILE, "--package", "zebu-cli", "--target-dir"]).arg(&target);
+    command.args(["--package", "zebu-cli", "--target-dir"]).arg(&target);
     command.env("RUSTFLAGS", "-Zsanitizer=address");
     // Some versions of GCC take static tables in functions for variables whose scope has ended.
     let flags = std::env::var("CFLAGS").unwrap_or_default();
     command.env("CFLAGS", format!("{flags} -fno-sanitize-address-use-after-scope"));
     run(&mut command)?;
-    Ok(target.join(TARGET).join(PROFILE).join("zebu"))
+    Ok(target.join(TARGET).join(BUILT).join("zebu"))
 }
 
 /// Sums of all runs, by the commit that was run.

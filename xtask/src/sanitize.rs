@@ -45,7 +45,7 @@ pub(crate) fn command(args: &SanitizeArgs) -> Outcome {
         };
         for (package, tests) in TESTS {
             let mut command = cargo_nightly();
-            command.args(["test", "--locked", "-Zbuild-std", "--target", TARGET, "--profile", "torture"]);
+            command.args(["test", "--locked", "-Zbuild-std", "--target", TARGET]);
             command.args(["--no-fail-fast", "--package", package, "--lib", "--target-dir"]);
             command.arg(target_dir()?.join(name));
             for test in tests {

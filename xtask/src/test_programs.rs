@@ -1,4 +1,4 @@
-//! One build for all tests: the whole workspace, optimised, with assertions and overflow checks kept.
+//! One build for all tests: the whole workspace, in the profile of development.
 //!
 //! Packages or targets that are named alone have other features of what they share, so that everything below them would
 //! be built once more. Whoever needs a test program builds all of them, and runs those that it wants.
@@ -10,37 +10,14 @@ use zebu_bench::Outcome;
 use zebu_bench::process::{output, shown};
 use zebu_bench::workspace::{cargo, target_dir};
 
-/// The matrix moves gigabytes, and simulated crashes are counted in thousands.
-pub(crate) const PROFILE: &str = "torture";
+/// The folder of Cargo's profile `dev` below the target directory.
+pub(crate) const BUILT: &str = "debug";
 
 /// The package of the tests against QEMU.
 const BLACK_BOX: &str = "zebu-tests";
 
 /// Package and target of tests that all compare with QEMU: they can't be told to pass without it.
 const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
-
-/// Beginnings of the names of black-box tests that can't run beside others: they start servers or guests, and watch time
-/// or the whole machine.
-const WATCHED: [&str; 18] = [
-    "block_devices",
-    "clean_ends",
-    "fuse",
-    "guest",
-    "handed_over",
-    "isolate",
-    "live_",
-    "losses",
-    "memory_budget",
-    "message_fuzz",
-    "nbd_",
-    "object_stores",
-    "peers",
-    "remote_",
-    "sandbox",
-    "serve",
-    "threads",
-    "vhost_user",
-];
 
 /// Whether tests may ask QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +100,7 @@ impl TestPrograms {
         }
         let said = String::from_utf8_lossy(&out.stdout);
         let all = said.lines().filter_map(|line| test_program(&serde_json::from_str(line).ok()?)).collect();
-        Ok(Self { all, folder: target_dir()?.join(PROFILE) })
+        Ok(Self { all, folder: target_dir()?.join(BUILT) })
     }
 
     pub(crate) fn all(&self) -> &[TestProgram] {
@@ -145,7 +122,7 @@ impl TestPrograms {
 /// `cargo test` for the whole workspace.
 pub(crate) fn cargo_test() -> Command {
     let mut command = cargo();
-    command.args(["test", "--workspace", "--locked", "--profile", PROFILE]);
+    command.args(["test", "--workspace", "--locked"]);
     command
 }
 

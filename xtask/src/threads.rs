@@ -3,7 +3,7 @@
 use crate::all;
 use crate::nightly::{TARGET, cargo_nightly, ensure};
 use crate::run_log::{Kept, Origin, by_origin};
-use crate::test_programs::PROFILE;
+use crate::test_programs::BUILT;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -77,16 +77,16 @@ pub(crate) fn command(args: &ThreadsArgs) -> Outcome {
 /// Builds the runner, and says where it is.
 fn build(tsan: bool) -> Outcome<PathBuf> {
     let runner =
-        ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads", "--profile", PROFILE];
+        ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads"];
     let dir = target_dir()?;
     if !tsan {
         // Alone: the test programs that other commands build are not needed.
         run(cargo().args(runner))?;
-        return Ok(dir.join(PROFILE).join("threads"));
+        return Ok(dir.join(BUILT).join("threads"));
     }
     let dir = dir.join("thread");
     run(with_sanitizer()?.args(runner).args(["-Zbuild-std", "--target", TARGET, "--target-dir"]).arg(&dir))?;
-    Ok(dir.join(TARGET).join(PROFILE).join("threads"))
+    Ok(dir.join(TARGET).join(BUILT).join("threads"))
 }
 
 /// Runs it, and keeps what it counted, whatever it found.

@@ -126,7 +126,7 @@ fn replay_command(seed: u64) -> String {
     format!("ZEBU_SEED={seed} cargo test{profile} -p {package}{target} --{test} --nocapture")
 }
 
-/// ` --test crash` for `target/torture/deps/crash-0123456789abcdef`; nothing for the tests within a library.
+/// ` --test crash` for `target/debug/deps/crash-0123456789abcdef`; nothing for the tests within a library.
 fn test_target(program: &Path) -> Option<String> {
     let name = program.file_stem()?.to_str()?;
     let (name, hash) = name.rsplit_once('-')?;
@@ -182,9 +182,9 @@ mod tests {
 
     #[test]
     fn the_command_names_the_target_and_the_profile() {
-        let program = Path::new("/x/target/torture/deps/crash-0123456789abcdef");
+        let program = Path::new("/x/target/other/deps/crash-0123456789abcdef");
         assert_eq!(test_target(program).as_deref(), Some(" --test crash"));
-        assert_eq!(profile_flag(program), " --profile torture");
+        assert_eq!(profile_flag(program), " --profile other");
         assert_eq!(profile_flag(Path::new("target/debug/deps/crash-0123456789abcdef")), "");
         assert_eq!(profile_flag(Path::new("target/release/deps/crash-0123456789abcdef")), " --release");
         assert_eq!(test_target(Path::new("crash")), None);

@@ -1,6 +1,6 @@
 //! Building what a run needs, once.
 
-use crate::test_programs::{PROFILE, Qemu, TestPrograms};
+use crate::test_programs::{BUILT, Qemu, TestPrograms};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
@@ -64,14 +64,14 @@ impl Programs {
                 "--example",
                 "steady",
             ]);
-            run(build.args(["--profile", PROFILE, "--target-dir"]).arg(target_dir()?))?;
+            run(build.arg("--target-dir").arg(target_dir()?))?;
         }
         Ok(Self {
             zebu: tests.binary("zebu"),
             differential: tests.binary("differential"),
             tests,
             qemu,
-            fuzz: target_dir()?.join(PROFILE).join("examples/steady"),
+            fuzz: target_dir()?.join(BUILT).join("examples/steady"),
         })
     }
 

@@ -148,7 +148,7 @@ pub(crate) fn once(work: impl Fn() + Send + Sync + 'static) {
 /// Says how the schedule that was just printed is repeated: variables that choose what ran, and the test.
 pub(crate) fn tell_how_to_repeat(chosen: &str, test: &str) {
     eprintln!(
-        "to repeat it: {chosen} ZEBU_REPLAY=SCHEDULE RUSTFLAGS='--cfg shuttle' cargo test --profile torture \
+        "to repeat it: {chosen} ZEBU_REPLAY=SCHEDULE RUSTFLAGS='--cfg shuttle' cargo test \
          --target-dir target/interleave -p zebu --test simulated schedules::{test}"
     );
 }

@@ -1,6 +1,6 @@
 //! Certificates, passwords and proxies.
 
-use crate::{convert, flat, source, zebu_with};
+use super::{convert, flat, source, zebu_with};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Memory that requests take.
 
-use crate::flat;
+use super::flat;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;

@@ -1,6 +1,6 @@
 //! Files on a web server as sources of commands and disks of servers.
 
-use crate::{LEN, convert, flat, source};
+use super::{LEN, convert, flat, source};
 use std::time::{Duration, Instant};
 use zebu_tests::certificates::certificates;
 use zebu_tests::program::zebu;

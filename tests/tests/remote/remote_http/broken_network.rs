@@ -1,6 +1,6 @@
 //! A network and servers that break, slow down, or change what they have.
 
-use crate::{convert, flat, source};
+use super::{convert, flat, source};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Redirects, and the places that names in images lead to.
 
-use crate::{convert, flat, source};
+use super::{convert, flat, source};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use zebu_tests::program::{find, finish, zebu};
@@ -117,7 +117,7 @@ fn in_own_network(name: &str) -> bool {
 
 #[test]
 fn a_redirect_from_a_public_to_a_private_address_is_refused() {
-    if !in_own_network("redirects::a_redirect_from_a_public_to_a_private_address_is_refused") {
+    if !in_own_network("remote_http::redirects::a_redirect_from_a_public_to_a_private_address_is_refused") {
         return;
     }
     let scratch = Scratch::new("http-private");

@@ -1,0 +1,9 @@
+//! Backups, bitmaps and restores, offline and of running disks.
+
+mod backup_crash;
+mod backup_sources;
+mod bitmap_backup;
+mod bitmap_matrix;
+mod live_backup;
+mod live_increments;
+mod restores;

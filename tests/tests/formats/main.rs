@@ -1,0 +1,9 @@
+//! Formats of other programs, packed disks and hostile files.
+
+mod bad_input;
+mod foreign_damage;
+mod foreign_matrix;
+mod foreign_write;
+mod packed_sources;
+mod peers;
+mod strangers;

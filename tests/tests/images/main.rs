@@ -1,0 +1,16 @@
+//! Images and the commands on them, beside QEMU.
+
+mod alignment;
+mod allocation;
+mod amend;
+mod block_devices;
+mod chain_operations;
+mod compressed_matrix;
+mod compressed_reads;
+mod create_matrix;
+mod full_disk;
+mod preallocation;
+mod random_operations;
+mod read_matrix;
+mod snapshot_matrix;
+mod write_matrix;

@@ -1,0 +1,12 @@
+//! Disks elsewhere: HTTP, NBD, object stores, RBD, and the cache of them.
+
+mod lazy_disks;
+mod object_stores;
+mod rbd;
+mod remote_cache;
+mod remote_commands;
+mod remote_endings;
+mod remote_http;
+mod remote_nbd;
+mod upload_kills;
+mod verified_disks;

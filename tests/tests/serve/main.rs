@@ -1,0 +1,16 @@
+//! Servers: their control, limits, sandbox, guests, FUSE and vhost-user.
+
+mod clean_ends;
+mod fuse;
+mod guest;
+mod handed_over;
+mod isolate;
+mod locks;
+mod memory_budget;
+mod sandbox;
+mod serve_control;
+mod serve_load;
+mod server_log;
+mod swapped_names;
+mod threads;
+mod vhost_user;
