@@ -29,6 +29,9 @@ pub(crate) struct InterleaveArgs {
     /// Schedules of each kind for each test of a part; executions of each pair of operations for the whole engine
     #[arg(long, default_value_t = 10_000)]
     schedules: u32,
+    /// Number that the schedules follow from [default: another in each run]
+    #[arg(long)]
+    seed: Option<u64>,
     /// Add the counts of the whole engine to docs/records/schedules.jsonl, and write the sums into docs/records.md
     #[arg(long)]
     record: bool,
@@ -79,10 +82,19 @@ struct Run {
     beside: Beside,
 }
 
-/// The part that every run of all checks has.
+/// The schedules of each test or pair of operations.
+#[derive(Clone, Copy)]
+struct Schedules {
+    count: u32,
+    /// The number that they follow from, if it is not to be another in each run.
+    seed: Option<u64>,
+}
+
+/// The part that every run of all checks has, by the same schedules each time.
 pub(crate) fn slice() -> Outcome {
-    parts(300, "")?;
-    none_failed(&engine(200)?.1)
+    const SEED: u64 = 1;
+    parts(Schedules { count: 300, seed: Some(SEED) }, "")?;
+    none_failed(&engine(Schedules { count: 200, seed: Some(SEED) })?.1)
 }
 
 /// An error if a pair of operations or a scenario failed.
@@ -99,15 +111,16 @@ pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
         return Err("only the counts of the whole engine are kept: --record engine".into());
     }
     let origin = if args.record { Some(Origin::now()?) } else { None };
+    let schedules = Schedules { count: args.schedules, seed: args.seed };
     match args.scenario.as_deref() {
         Some(ENGINE) => {}
-        Some(part) => parts(args.schedules, part)?,
-        None => parts(args.schedules, "")?,
+        Some(part) => parts(schedules, part)?,
+        None => parts(schedules, "")?,
     }
     if !whole {
         return Ok(());
     }
-    let (cpu_seconds, part) = engine(args.schedules)?;
+    let (cpu_seconds, part) = engine(schedules)?;
     let verdict = none_failed(&part);
     let Part { counts, beside } = part;
     let kept = origin.map_or(Ok(()), |origin| KEPT.add(&Run { origin, cpu_seconds, counts, beside }, sums));
@@ -115,9 +128,13 @@ pub(crate) fn command(args: &InterleaveArgs) -> Outcome {
 }
 
 /// Runs the scenarios of what threads share, each part by itself.
-fn parts(schedules: u32, scenario: &str) -> Outcome {
+fn parts(schedules: Schedules, scenario: &str) -> Outcome {
     let start = Instant::now();
     let mut command = tests(schedules)?;
+    if let Some(seed) = schedules.seed {
+        // Shuttle's own: it counts for all that a part explores.
+        command.env("SHUTTLE_RANDOM_SEED", seed.to_string());
+    }
     command.args(["--package", "zebu-storage", "--package", "zebu", "--lib"]);
     // One after the other: statics of the program are shared, and a lock of one exploration is nothing to another.
     command.arg("--").arg(format!("interleavings::{scenario}")).arg("--test-threads=1");
@@ -126,12 +143,15 @@ fn parts(schedules: u32, scenario: &str) -> Outcome {
     Ok(())
 }
 
-/// Runs the whole engine: `executions` of every pair of operations, and the scenarios of deliberate faults. Says how many
+/// Runs the whole engine: so many executions of every pair of operations, and the scenarios of deliberate faults. Says how many
 /// seconds of processors that took, and what was executed.
-fn engine(executions: u32) -> Outcome<(f64, Part)> {
+fn engine(schedules: Schedules) -> Outcome<(f64, Part)> {
     let dir = target_dir()?.join("interleave").join("reports");
     let of_engine = || -> Outcome<Command> {
-        let mut command = tests(executions)?;
+        let mut command = tests(schedules)?;
+        if let Some(seed) = schedules.seed {
+            command.env("ZEBU_SCHEDULE_SEED", seed.to_string());
+        }
         command.args(["--quiet", "--package", "zebu", "--test", "simulated"]);
         Ok(command)
     };
@@ -233,11 +253,11 @@ fn row(names: &[&str], runs: &[&Run]) -> String {
 }
 
 /// A command that builds and runs tests with shuttle's locks and atomics.
-fn tests(schedules: u32) -> Outcome<Command> {
+fn tests(schedules: Schedules) -> Outcome<Command> {
     let mut command = cargo();
     command.args(["test", "--locked", "--target-dir"]);
     command.arg(target_dir()?.join("interleave"));
-    command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", schedules.to_string());
+    command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", schedules.count.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.
     command.env("SHUTTLE_SILENCE_WARNINGS", "1").env("RUST_BACKTRACE", "0");
     Ok(command)

@@ -66,9 +66,7 @@ struct Drowsy {
 }
 
 impl Drowsy {
-    fn new(executions: usize) -> Self {
-        let seed = std::env::var("SHUTTLE_RANDOM_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    fn new(seed: u64, executions: usize) -> Self {
         Self {
             left: executions,
             data: RandomDataSource::initialize(seed),
@@ -123,6 +121,12 @@ impl Scheduler for Drowsy {
     }
 }
 
+/// The number that all choices follow from: `ZEBU_SCHEDULE_SEED`, or another in each run.
+fn first_seed() -> u64 {
+    let seed = std::env::var("ZEBU_SCHEDULE_SEED").ok().and_then(|text| text.parse().ok());
+    seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()))
+}
+
 /// Executions of a pair, or of a scenario: `ZEBU_SCHEDULES`.
 pub(crate) fn executions() -> usize {
     std::env::var("ZEBU_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
@@ -156,6 +160,11 @@ pub(crate) fn tell_how_to_repeat(chosen: &str, test: &str) {
 /// Runs `scenario` under so many schedules: a quarter of them random, a quarter with threads that fall asleep, the others
 /// PCT's.
 pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {
+    explore_from(first_seed(), schedules, scenario);
+}
+
+/// As [`explore`], with choices that follow from `seed`.
+fn explore_from(seed: u64, schedules: usize, scenario: impl Fn() + Send + Sync + Clone + 'static) {
     if let Some(schedule) = std::env::var_os("ZEBU_REPLAY") {
         // No schedule has a slash in it.
         let is_file = schedule.as_encoded_bytes().contains(&b'/');
@@ -170,11 +179,11 @@ pub(crate) fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Clon
         return;
     }
     let quarter = schedules / 4;
-    run(RandomScheduler::new(schedules - quarter * 3), scenario.clone());
+    run(RandomScheduler::new_from_seed(seed, schedules - quarter * 3), scenario.clone());
     if quarter > 0 {
-        run(Drowsy::new(quarter), scenario.clone());
+        run(Drowsy::new(seed, quarter), scenario.clone());
         for depth in DEPTHS {
-            run(PctScheduler::new(depth, quarter), scenario.clone());
+            run(PctScheduler::new_from_seed(seed, depth, quarter), scenario.clone());
         }
     }
 }
@@ -186,15 +195,17 @@ pub(crate) fn first_failure(
 ) -> Option<(usize, String)> {
     const AT_ONCE: usize = 800;
     let mut tried = 0;
+    let mut seed = first_seed();
     while tried < most {
         let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let (counted, scenario) = (count.clone(), scenario.clone());
         let failed = catch_unwind(AssertUnwindSafe(|| {
-            explore(AT_ONCE, move || {
+            explore_from(seed, AT_ONCE, move || {
                 counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 scenario();
             });
         }));
+        seed = seed.wrapping_add(1);
         tried += count.load(std::sync::atomic::Ordering::Relaxed);
         if let Err(panic) = failed {
             let text = panic.downcast_ref::<String>().cloned();

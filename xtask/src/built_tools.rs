@@ -1,0 +1,120 @@
+//! Programs that no release of Debian has: they are built here once, and kept by their version.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use zebu_bench::Outcome;
+use zebu_bench::process::{find, is_root, run};
+use zebu_bench::workspace::cargo;
+
+/// A program and its version. The version stands for all of its inputs: a lock file or a table of sums pins the rest.
+struct Tool {
+    program: &'static str,
+    version: &'static str,
+    source: Source,
+}
+
+/// The place that a program is built from.
+enum Source {
+    /// A module of Go.
+    Go { module: &'static str },
+    /// A crate, which is called as its program.
+    Crate,
+}
+
+/// A server of an object store: S3.
+const MINIO: Tool = Tool {
+    program: "minio",
+    version: "v0.0.0-20260212201848-7aac2a2c5b7c",
+    source: Source::Go { module: "github.com/minio/minio" },
+};
+
+/// The runner of tests.
+const NEXTEST: Tool = Tool { program: "cargo-nextest", version: "0.9.151", source: Source::Crate };
+
+/// The place where programs that are not Debian's are looked for.
+const PATH: &str = "/usr/local/bin";
+
+/// The runner of tests, built if it is not here yet.
+pub(crate) fn nextest() -> Outcome<PathBuf> {
+    NEXTEST.ensure(Path::new(""))
+}
+
+/// Builds the servers that are not on the PATH in the version that tests want. `go` says how Go is installed.
+pub(crate) fn servers(go: impl FnOnce() -> Outcome<PathBuf>) -> Outcome {
+    if MINIO.is_on_path() {
+        return Ok(());
+    }
+    if !is_root() {
+        return if find(MINIO.program).is_some() { Ok(()) } else { Err(MINIO.by_hand()) };
+    }
+    let go = if MINIO.kept()?.is_file() { PathBuf::new() } else { go()? };
+    let built = MINIO.ensure(&go)?;
+    let link = Path::new(PATH).join(MINIO.program);
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(&built, &link).map_err(|e| format!("{}: {e}", link.display()))
+}
+
+impl Tool {
+    /// The file that holds this version.
+    fn kept(&self) -> Outcome<PathBuf> {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+        let cache = cache.ok_or("neither HOME nor XDG_CACHE_HOME is set: there is no place for tools")?;
+        Ok(cache.join("zebu-tools").join(format!("{}-{}", self.program, self.version)).join("bin").join(self.program))
+    }
+
+    /// Tells whether the program on the PATH is the kept one.
+    fn is_on_path(&self) -> bool {
+        let kept = self.kept().and_then(|kept| kept.canonicalize().map_err(|e| e.to_string()));
+        find(self.program).and_then(|found| found.canonicalize().ok()).is_some_and(|found| kept == Ok(found))
+    }
+
+    fn by_hand(&self) -> String {
+        match self.source {
+            Source::Go { module } => format!(
+                "{} is missing. Build it with Go 1.21 or newer, and put it on the PATH: go install {module}@{}",
+                self.program, self.version
+            ),
+            Source::Crate => format!("{0} is missing: cargo install --locked {0}@{1}", self.program, self.version),
+        }
+    }
+
+    /// Builds it if this version is not kept yet. It takes some minutes.
+    fn ensure(&self, go: &Path) -> Outcome<PathBuf> {
+        let kept = self.kept()?;
+        if kept.is_file() {
+            return Ok(kept);
+        }
+        println!("building {} {}", self.program, self.version);
+        let again = |error: String| {
+            println!("note: {error}; once more");
+            self.build(go, &kept)
+        };
+        let built = self.build(go, &kept).or_else(again).or_else(again);
+        built.map_err(|error| format!("{error}\n       {}", self.by_hand()))?;
+        Ok(kept)
+    }
+
+    fn build(&self, go: &Path, kept: &Path) -> Outcome {
+        let bin = kept.parent().unwrap_or(kept);
+        let root = bin.parent().unwrap_or(bin);
+        match self.source {
+            Source::Go { module } => {
+                let mut command = Command::new(go);
+                command.args(["install", "-trimpath", "-ldflags=-s -w", &format!("{module}@{}", self.version)]);
+                command.env("GOBIN", bin).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false");
+                run(&mut command)
+            }
+            Source::Crate => {
+                let target = tempfile::tempdir().map_err(|e| e.to_string())?;
+                let mut command = cargo();
+                command.args(["install", "--locked", "--no-track", "--root"]).arg(root);
+                command.arg(format!("{}@{}", self.program, self.version));
+                // It waits for tests: building it quickly is worth more.
+                command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
+                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_TARGET_DIR", target.path());
+                run(&mut command)
+            }
+        }
+    }
+}
