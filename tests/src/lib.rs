@@ -34,6 +34,7 @@ pub mod server;
 pub mod stream;
 #[cfg(target_arch = "x86_64")]
 pub mod taken_over;
+pub mod tenth;
 pub mod thread_stress;
 pub mod usage;
 pub mod vhost_guest;

@@ -30,7 +30,7 @@ pub(crate) struct CephArgs {
 const VARIABLE: &str = "ZEBU_CEPH";
 /// The tests that need the cluster.
 const TESTS: [[&str; 4]; 2] =
-    [["-p", "zebu-rbd", "--test", "cluster"], ["-p", "zebu-tests", "--test", "rbd"]];
+    [["-p", "zebu-rbd", "--test", "cluster"], ["-p", "zebu-tests", "--test", "remote"]];
 /// The time that a step of the start may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The file of the daemon's data, in bytes.

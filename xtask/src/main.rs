@@ -1,5 +1,6 @@
 //! Developer commands: `cargo xtask help`.
 
+mod built_tools;
 mod ceph;
 mod coverage;
 mod fuzz;
@@ -9,17 +10,20 @@ mod iotests;
 mod messages;
 mod miri;
 mod mutants;
+mod nextest;
 mod nightly;
 mod run_log;
 mod sanitize;
 mod setup;
-mod side_by_side;
 mod startup_order;
 mod suite;
+mod tenth;
 mod test_programs;
 mod threads;
+mod times;
 mod toolchain;
 mod torture;
+mod under_load;
 
 use clap::{Args, Parser, Subcommand};
 use setup::Need;
@@ -88,9 +92,7 @@ enum Command {
     Deny,
     /// Build with the oldest supported Rust
     Msrv,
-    /// Build the static musl binary
-    Musl,
-    /// Pack the crates that are published and build what was packed
+    /// Pack the crates that are published, and build what was packed as a static binary (musl)
     Publish(PublishArgs),
 }
 
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
         Command::Setup => setup::command(),
-        Command::Test(args) => suite::run_all(&args),
+        Command::Test(args) => suite::command(&args),
         Command::Demo(args) => setup::ensure(Need::Demo).and_then(|()| demo::command(&args)),
         Command::Differential(pass) => suite::differential(&pass.args),
         Command::Torture(args) => torture::command(&args),
@@ -140,7 +142,6 @@ fn main() -> ExitCode {
         Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
-        Command::Musl => toolchain::musl(),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish(),
         Command::Publish(PublishArgs { dry_run: false }) => {
             Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())

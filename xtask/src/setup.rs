@@ -1,5 +1,6 @@
 //! Installing what tests and measurements need, or saying what is missing and how to get it.
 
+use crate::built_tools;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::ToSocketAddrs;
@@ -77,20 +78,8 @@ const TOOLS: &[Tool] = &[
 /// QEMU's driver for RBD, below a directory of `/usr/lib`, and its package.
 const QEMU_RBD: (&str, &str) = ("qemu/block-rbd.so", "qemu-block-extra");
 
-/// A program of Go that no release of Debian has, and its module.
-struct GoTool {
-    program: &'static str,
-    module: &'static str,
-}
-
-/// Servers of object stores: S3.
-const GO_TOOLS: [GoTool; 1] =
-    [GoTool { program: "minio", module: "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c" }];
 /// The package of Go, which fetches a newer one of itself where a module wants that: from 1.21 on.
 const GO: &str = "golang-go";
-/// Where they go, beside what else is not Debian's.
-const GO_PLACE: &str = "/usr/local/bin";
-
 /// Modules of Debian's Python, and their packages: second readers of images.
 const MODULES: [(&str, &str); 2] = [("pyvhdi", "python3-libvhdi"), ("pyvmdk", "python3-libvmdk")];
 /// Debian's Python: modules of packages are none of another's.
@@ -108,7 +97,8 @@ pub(crate) fn ensure(need: Need) -> Outcome {
         return Ok(());
     }
     name_localhost()?;
-    install_go_tools()
+    built_tools::servers(go)?;
+    built_tools::nextest().map(drop)
 }
 
 /// Sees to it that the name localhost leads to this machine: certificates and URLs of tests hold it. The smallest
@@ -128,19 +118,8 @@ fn name_localhost() -> Outcome {
     hosts.and_then(|mut hosts| writeln!(hosts, "{LINE}")).map_err(|e| format!("{HOSTS}: {e}"))
 }
 
-/// Builds what is missing of the programs of Go. It takes some minutes, and is done once.
-fn install_go_tools() -> Outcome {
-    let missing: Vec<&GoTool> = GO_TOOLS.iter().filter(|tool| find(tool.program).is_none()).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let by_hand: Vec<String> = missing.iter().map(|tool| format!("go install {}", tool.module)).collect();
-    if !is_root() {
-        let modules = by_hand.join("; ");
-        return Err(format!(
-            "missing programs. Build them with Go 1.21 or newer, and put them on the PATH: {modules}"
-        ));
-    }
+/// Go, installed if it is not here.
+fn go() -> Outcome<PathBuf> {
     if find("go").is_none() {
         println!("installing {GO}");
         if let Some(suite) = Release::read().backports() {
@@ -150,20 +129,7 @@ fn install_go_tools() -> Outcome {
             install_anew(&[GO], None)?;
         }
     }
-    for tool in missing {
-        println!("building {}", tool.module);
-        let build = || {
-            let mut command = Command::new("go");
-            command.args(["install", "-trimpath", "-ldflags=-s -w", tool.module]);
-            run(command.env("GOBIN", GO_PLACE).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false"))
-        };
-        let again = |error: String| {
-            println!("note: {error}; once more");
-            build()
-        };
-        build().or_else(again).or_else(again)?;
-    }
-    Ok(())
+    find("go").ok_or_else(|| format!("still missing after the installation of {GO}: go"))
 }
 
 /// The command `setup`: as [`ensure`], and says what there is.

@@ -1,37 +1,68 @@
-//! The command `test`: every check, in the order in which a mistake shows soonest.
+//! The command `test`: every check.
+//!
+//! Steps of a lane run one after the other, lanes of a stage beside each other. The second lane has compilers and
+//! computations; it gives way to the tests.
 
-use crate::all;
 use crate::interleave;
 use crate::iotests;
+use crate::nextest::{self, Tests};
 use crate::setup::{self, Need};
-use crate::side_by_side::{Named, run_side_by_side};
-use crate::test_programs::{Qemu, TestProgram, TestPrograms, cargo_test, targets_without_qemu};
+use crate::tenth::{ROTATING, Tenth};
+use crate::test_programs::{Qemu, TestPrograms, cargo_test};
+use crate::times::{self, StepTime};
 use crate::toolchain;
 use crate::torture;
+use crate::under_load;
 use clap::Args;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zebu_bench::Outcome;
 use zebu_bench::process::{output, run};
-use zebu_bench::table::Table;
 use zebu_bench::workspace::cargo;
 use zebu_bench::workspace::root;
 use zebu_source::structure;
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  cargo xtask test --quick                 # before every commit
+  cargo xtask test                         # before every merge
+  cargo xtask test --tenth 7               # as a run whose tenth of the long matrices is the eighth
+  cargo xtask test --step lints --step doc
+  cargo xtask test --list                  # each test, and which runs have it")]
 pub(crate) struct TestArgs {
-    /// Leave out the matrix against QEMU, the static binary and the oldest supported Rust; install nothing
-    #[arg(long, conflicts_with = "long")]
+    /// Leave out the tests against QEMU, the deliberate faults, torture, packages and the oldest Rust; install nothing
+    #[arg(long, conflicts_with_all = ["long", "under_load"])]
     quick: bool,
-    /// Run the long ones too: torture on all processors, each deliberate fault ten times, 250 seeds of random operations
-    #[arg(long)]
+    /// Run everything: all tenths, packages, torture on all processors, each deliberate fault ten times, 250 seeds of
+    /// random operations
+    #[arg(long, conflicts_with = "tenth")]
     long: bool,
     /// Run only what needs no QEMU (with `--quick`, too)
     #[arg(long)]
     skip_qemu: bool,
+    /// Tenth of the long matrices, 0 to 9, or `all` [default: the last digit of the number of commits]
+    #[arg(long, value_name = "N")]
+    tenth: Option<Tenth>,
     /// Run only the steps whose names contain this; may be given again
     #[arg(long = "step", value_name = "TEXT")]
     steps: Vec<String>,
+    /// List each test and the runs that have it, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// Run each watched test 20 times and all tests once, beside 30 busy threads and a writer to the disk
+    #[arg(long)]
+    under_load: bool,
+    /// Write the times of the steps and of the slowest tests into CONTRIBUTING.md
+    #[arg(long)]
+    record_times: bool,
+}
+
+impl TestArgs {
+    fn tests(&self) -> Tests {
+        let qemu = if self.skip_qemu { Qemu::LeftOut } else { Qemu::Asked };
+        let chosen = self.tenth.or(self.long.then_some(Tenth::All));
+        Tests { qemu, tenth: chosen.unwrap_or_else(Tenth::of_commit) }
+    }
 }
 
 /// How a step ended, if not with an error.
@@ -52,57 +83,68 @@ fn step(name: &'static str, work: impl Fn() -> Outcome + Send + 'static) -> Step
 }
 
 /// A step that says itself whether it could be done.
-fn optional(name: &'static str, work: fn() -> Outcome<Verdict>) -> Step {
+fn optional(name: &'static str, work: impl Fn() -> Outcome<Verdict> + Send + 'static) -> Step {
     Step { name, work: Box::new(work) }
 }
 
 /// Steps that run one after the other.
-type Lane = Vec<Step>;
+struct Lane {
+    steps: Vec<Step>,
+    priority: Priority,
+}
+
+/// The rank of a lane among those that run beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Priority {
+    First,
+    GivesWay,
+}
 
 /// All steps. The lanes of a stage run side by side.
-///
-/// A second lane is for compilers and for computations on one thread. Servers and clients whose time is watched have
-/// the machine to themselves.
-fn stages(args: &TestArgs) -> Vec<Vec<Lane>> {
-    let qemu = if args.skip_qemu { Qemu::LeftOut } else { Qemu::Asked };
-    let with_matrix = !args.quick && qemu == Qemu::Asked;
-    let mut first = Vec::new();
-    if with_matrix {
-        first.push(step("set-up", || setup::ensure(Need::Tests)));
-    }
-    first.push(step("format", || run(cargo().args(["fmt", "--all", "--check"]))));
-    first.push(step("structure", structure::command));
-    first.push(step("lints", lints));
+fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
+    let alone = |steps| vec![Lane { steps, priority: Priority::First }];
+    let looks = vec![step("format", || run(cargo().args(["fmt", "--all", "--check"]))), step("structure", structure::command)];
     if args.quick {
-        first.push(step("unit and integration tests", move || quick_tests(qemu)));
-        first.push(step("documentation", documentation));
-        return vec![vec![first]];
+        let rest = vec![
+            step("lints", lints),
+            step("tests of each crate", move || tests.quick()),
+            step("documentation", documentation),
+        ];
+        return vec![alone(looks), alone(rest)];
+    }
+    let mut first = looks;
+    if tests.qemu == Qemu::Asked {
+        first.insert(0, step("set-up", set_up));
     }
     first.push(step("build of all tests", || TestPrograms::build().map(drop)));
-    first.push(step("unit and integration tests", move || unit_tests(qemu)));
-    if with_matrix {
-        first.push(step("matrix against QEMU", matrix));
-        first.push(optional("QEMU's own tests, a selection", suite_of_qemu));
+    let mut run_tests = vec![step("tests", move || tests.all())];
+    if tests.qemu == Qemu::Asked {
+        run_tests.push(optional("QEMU's own tests, a selection", move || suite_of_qemu(tests.tenth)));
     }
-    let beside = vec![
+    run_tests.push(step("torture, three minutes", move || torture::slice(tests.qemu)));
+    let compiled = vec![
+        step("lints", lints),
         step("documentation", documentation),
-        optional("oldest supported Rust", oldest_rust),
-        optional("static binary", static_binary),
-        step("packages as they are published", toolchain::publish),
+        step("examples in documentation", || run(cargo_test().arg("--doc"))),
         step("chosen schedules", interleave::slice),
+        optional("oldest supported Rust", oldest_rust),
+        optional("packages and static binary", move || packages(tests.tenth)),
     ];
-    let mut stages =
-        vec![vec![first], vec![vec![step("torture, three minutes", move || torture::slice(qemu))], beside]];
+    let beside = vec![
+        Lane { steps: run_tests, priority: Priority::First },
+        Lane { steps: compiled, priority: Priority::GivesWay },
+    ];
+    let mut stages = vec![alone(first), beside];
     if args.long {
         let mut long = vec![
-            step("torture, five minutes on all processors", move || torture::long_slice(qemu)),
-            step("deliberate faults, ten times", move || faults_ten_times(qemu)),
+            step("torture, five minutes on all processors", move || torture::long_slice(tests.qemu)),
+            step("deliberate faults, ten times", move || faults_ten_times(tests.qemu)),
         ];
-        if with_matrix {
+        if tests.qemu == Qemu::Asked {
             let random = || differential(&["--seeds", "250", "--ops", "1000"].map(String::from));
             long.push(step("random operations, long", random));
         }
-        stages.push(vec![long]);
+        stages.push(alone(long));
     }
     stages
 }
@@ -112,48 +154,62 @@ fn chosen(mut stages: Vec<Vec<Lane>>, texts: &[String]) -> Outcome<Vec<Vec<Lane>
     if texts.is_empty() {
         return Ok(stages);
     }
-    let all: Vec<&str> = stages.iter().flatten().flatten().map(|step| step.name).collect();
+    let steps = stages.iter().flatten().flat_map(|lane| &lane.steps);
+    let all: Vec<&str> = steps.map(|step| step.name).collect();
     if let Some(unknown) = texts.iter().find(|text| !all.iter().any(|name| name.contains(*text))) {
         return Err(format!("no step has '{unknown}' in its name: {}", all.join(", ")));
     }
     for lane in stages.iter_mut().flatten() {
-        lane.retain(|step| texts.iter().any(|text| step.name.contains(text)));
+        lane.steps.retain(|step| texts.iter().any(|text| step.name.contains(text)));
     }
     Ok(stages)
 }
 
-pub(crate) fn run_all(args: &TestArgs) -> Outcome {
-    let mut table = Table::new(["step", "time", ""]);
+pub(crate) fn command(args: &TestArgs) -> Outcome {
+    let tests = args.tests();
+    if args.list {
+        return list();
+    }
+    if args.under_load {
+        return under_load::command(tests);
+    }
+    println!("{}", tests.tenth);
+    let mut steps = Vec::new();
     let mut failures = Vec::new();
-    for lanes in chosen(stages(args), &args.steps)? {
+    for lanes in chosen(stages(args, tests), &args.steps)? {
         let ended: Vec<Vec<Ended>> = std::thread::scope(|scope| {
             let lanes: Vec<_> = lanes.into_iter().map(|lane| scope.spawn(move || run_lane(&lane))).collect();
             lanes.into_iter().map(|lane| lane.join().expect("a step returns its failure")).collect()
         });
-        for step in ended.into_iter().flatten() {
-            table.row([step.name.to_owned(), seconds(step.took), step.said]);
-            failures.extend(step.error.map(|error| format!("{}: {error}", step.name)));
+        for ended in ended.into_iter().flatten() {
+            failures.extend(ended.error.map(|error| format!("{}: {error}", ended.time.name())));
+            steps.push(ended.time);
         }
         if !failures.is_empty() {
             break;
         }
     }
-    println!("\n{}", table.render());
-    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+    times::print(&steps);
+    if !failures.is_empty() {
+        return Err(failures.join("\n"));
+    }
+    if args.record_times { times::record(&steps) } else { Ok(()) }
 }
 
 /// The end of a step.
 struct Ended {
-    name: &'static str,
-    took: Duration,
-    said: String,
+    time: StepTime,
     error: Option<String>,
 }
 
 /// Runs steps until one fails.
-fn run_lane(lane: &[Step]) -> Vec<Ended> {
+fn run_lane(lane: &Lane) -> Vec<Ended> {
+    if lane.priority == Priority::GivesWay {
+        // Of this thread, on Linux, and of what it starts. Without it, the tests are slower.
+        let _ = rustix::process::setpriority_process(None, 10);
+    }
     let mut ended = Vec::new();
-    for Step { name, work } in lane {
+    for Step { name, work } in &lane.steps {
         println!("== {name}");
         let start = Instant::now();
         let (said, error) = match work() {
@@ -162,7 +218,9 @@ fn run_lane(lane: &[Step]) -> Vec<Ended> {
             Err(error) => ("FAILED".to_owned(), Some(error)),
         };
         let failed = error.is_some();
-        ended.push(Ended { name, took: start.elapsed(), said, error });
+        let time = StepTime::new(name, start.elapsed(), &said);
+        println!("== {name}: {said}, {:.1} min", start.elapsed().as_secs_f64() / 60.0);
+        ended.push(Ended { time, error });
         if failed {
             break;
         }
@@ -170,10 +228,37 @@ fn run_lane(lane: &[Step]) -> Vec<Ended> {
     ended
 }
 
+/// Prints each test, and which runs have it.
+fn list() -> Outcome {
+    for name in nextest::names()? {
+        let runs = if name.contains(torture::STEPS_OF_A_COMMIT) {
+            "every run (torture)"
+        } else if ROTATING.iter().any(|rotating| name.contains(rotating)) {
+            "every run has a tenth of its cases, --long all"
+        } else {
+            "every run"
+        };
+        println!("{name}: {runs}");
+    }
+    Ok(())
+}
+
 /// The random-operation comparison by itself; `args` go to its runner.
 pub(crate) fn differential(args: &[String]) -> Outcome {
     let tests = TestPrograms::build()?;
     run(Command::new(tests.binary("differential")).env("ZEBU_BIN", tests.binary("zebu")).args(args))
+}
+
+/// Installs and fetches everything, so that later steps build and run alone.
+fn set_up() -> Outcome {
+    setup::ensure(Need::Tests)?;
+    run(cargo().args(["fetch", "--locked"]))?;
+    let suite = if iotests::obstacle().is_none() { iotests::bring().err() } else { None };
+    // The steps that need them say so once more.
+    for obstacle in [toolchain::msrv_obstacle(), toolchain::musl_obstacle(), suite].into_iter().flatten() {
+        println!("note: {obstacle}");
+    }
+    Ok(())
 }
 
 fn lints() -> Outcome {
@@ -190,61 +275,10 @@ fn lints() -> Outcome {
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
-/// The tests that show a mistake soonest, without optimisation.
-fn quick_tests(qemu: Qemu) -> Outcome {
-    let tests = || {
-        let mut command = cargo();
-        command.args(["test", "--workspace", "--locked", "--exclude", "zebu-tests", "--no-fail-fast"]);
-        qemu.tell(&mut command);
-        command
-    };
-    let left_out = ["--", "--skip", "mutants::", "--skip", "torture::"];
-    match qemu {
-        Qemu::Asked => run(tests().args(left_out)),
-        Qemu::LeftOut => {
-            let chosen = run(tests().args(targets_without_qemu()?).args(left_out));
-            all([chosen, run(tests().arg("--doc"))])
-        }
-    }
-}
-
-/// All tests but those against QEMU: also that each deliberate fault is caught. The steps of a commit are left to the
-/// torture run.
-fn unit_tests(qemu: Qemu) -> Outcome {
-    let tests = TestPrograms::build()?;
-    let named = |program: &TestProgram| {
-        let mut command = program.command();
-        qemu.tell(&mut command).args(["--skip", torture::STEPS_OF_A_COMMIT]);
-        Named { name: program.shown(), command }
-    };
-    let is_left_out =
-        |program: &TestProgram| program.is_black_box() || (qemu == Qemu::LeftOut && program.needs_qemu());
-    let programs = tests.all().iter().filter(|program| !is_left_out(program)).map(named).collect();
-    all([run_side_by_side(programs), run(cargo_test().arg("--doc"))])
-}
-
-/// The tests against QEMU: first those whose time is watched, each alone, then the others beside each other.
-fn matrix() -> Outcome {
-    let tests = TestPrograms::build()?;
-    let command = |program: &TestProgram| {
-        let mut command = program.command();
-        command.env("ZEBU_BIN", tests.binary("zebu"));
-        command
-    };
-    let black_box = || tests.all().iter().filter(|program| program.is_black_box());
-    let run_one = |program: &TestProgram| {
-        println!("-- {}", program.shown());
-        run(&mut command(program))
-    };
-    let alone = all(black_box().filter(|program| program.is_watched()).map(run_one));
-    let named = |program: &TestProgram| Named { name: program.shown(), command: command(program) };
-    all([alone, run_side_by_side(black_box().filter(|program| !program.is_watched()).map(named).collect())])
-}
-
-fn suite_of_qemu() -> Outcome<Verdict> {
+fn suite_of_qemu(tenth: Tenth) -> Outcome<Verdict> {
     match iotests::obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => iotests::selection(&TestPrograms::build()?.binary("zebu")).map(|()| Verdict::Passed),
+        None => iotests::selection(&TestPrograms::build()?.binary("zebu"), tenth).map(|()| Verdict::Passed),
     }
 }
 
@@ -252,7 +286,7 @@ fn suite_of_qemu() -> Outcome<Verdict> {
 fn faults_ten_times(qemu: Qemu) -> Outcome {
     let tests = TestPrograms::build()?;
     run(qemu
-        .tell(&mut tests.of("simulated")?.command())
+        .tell(&mut tests.of("zebu", "simulated")?.command())
         .env("ZEBU_MUTANT_ROUNDS", "10")
         .arg("mutants::killed::"))
 }
@@ -267,10 +301,17 @@ fn documentation() -> Outcome {
     ]))
 }
 
-fn static_binary() -> Outcome<Verdict> {
+/// The tenth that has the packages.
+const TENTH_OF_PACKAGES: u64 = 0;
+
+fn packages(tenth: Tenth) -> Outcome<Verdict> {
+    toolchain::manifests_are_complete()?;
+    if !tenth.has(TENTH_OF_PACKAGES) {
+        return Ok(Verdict::Skipped(format!("built with --tenth {TENTH_OF_PACKAGES}, and by --long; the manifests are complete")));
+    }
     match toolchain::musl_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => toolchain::musl().map(|()| Verdict::Passed),
+        None => toolchain::publish().map(|()| Verdict::Passed),
     }
 }
 
@@ -279,8 +320,4 @@ fn oldest_rust() -> Outcome<Verdict> {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => toolchain::msrv().map(|()| Verdict::Passed),
     }
-}
-
-fn seconds(duration: Duration) -> String {
-    format!("{:.1} s", duration.as_secs_f64())
 }

@@ -7,17 +7,17 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use zebu_bench::Outcome;
-use zebu_bench::process::{output, shown};
+use zebu_bench::process::shown;
 use zebu_bench::workspace::{cargo, target_dir};
 
 /// The folder of Cargo's profile `dev` below the target directory.
 pub(crate) const BUILT: &str = "debug";
 
 /// The package of the tests against QEMU.
-const BLACK_BOX: &str = "zebu-tests";
+pub(crate) const BLACK_BOX: &str = "zebu-tests";
 
 /// Package and target of tests that all compare with QEMU: they can't be told to pass without it.
-const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
+pub(crate) const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
 
 /// Whether tests may ask QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +42,6 @@ pub(crate) struct TestProgram {
     /// The directory of the package.
     directory: PathBuf,
     target: String,
-    /// The source file of the target's root.
-    source: PathBuf,
     path: PathBuf,
 }
 
@@ -53,31 +51,9 @@ impl TestProgram {
         let mut command = Command::new(&self.path);
         // A seed that fails says which command repeats it.
         command.env("CARGO_PKG_NAME", &self.package).env("CARGO_MANIFEST_DIR", &self.directory);
-        // Servers of tests are on this machine. Where no_proxy is empty, NO_PROXY would count.
-        command.env("no_proxy", "127.0.0.1,localhost").env_remove("NO_PROXY");
+        on_this_machine(&mut command);
         command.current_dir(&self.directory);
         command
-    }
-
-    /// Whether it compares with QEMU, or starts servers.
-    pub(crate) fn is_black_box(&self) -> bool {
-        self.package == BLACK_BOX
-    }
-
-    /// Whether it has the machine to itself.
-    pub(crate) fn is_watched(&self) -> bool {
-        WATCHED.iter().any(|name| self.target.starts_with(name))
-    }
-
-    /// Whether it compares with QEMU throughout, or starts servers.
-    pub(crate) fn needs_qemu(&self) -> bool {
-        self.is_black_box() || (self.package.as_str(), self.target.as_str()) == BESIDE_QEMU
-    }
-
-    /// The package and the source file, for people.
-    pub(crate) fn shown(&self) -> String {
-        let source = self.source.strip_prefix(&self.directory).unwrap_or(&self.source);
-        format!("{}: {}", self.package, source.display())
     }
 }
 
@@ -103,14 +79,10 @@ impl TestPrograms {
         Ok(Self { all, folder: target_dir()?.join(BUILT) })
     }
 
-    pub(crate) fn all(&self) -> &[TestProgram] {
-        &self.all
-    }
-
-    /// The test program of this target.
-    pub(crate) fn of(&self, target: &str) -> Outcome<&TestProgram> {
-        let found = self.all.iter().find(|program| program.target == target);
-        found.ok_or_else(|| format!("there is no test {target}"))
+    /// The program of this target of a package.
+    pub(crate) fn of(&self, package: &str, target: &str) -> Outcome<&TestProgram> {
+        let found = self.all.iter().find(|program| program.package == package && program.target == target);
+        found.ok_or_else(|| format!("{package} has no tests {target}"))
     }
 
     /// A program that the tests start: the command `zebu`, or one of the package of the tests.
@@ -126,21 +98,10 @@ pub(crate) fn cargo_test() -> Command {
     command
 }
 
-/// Arguments of `cargo test` that choose all targets but those that need QEMU. Cargo can't leave a target out.
-pub(crate) fn targets_without_qemu() -> Outcome<Vec<String>> {
-    let text = output(cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: Value = serde_json::from_str(&text).map_err(|e| format!("cargo metadata: {e}"))?;
-    let mut arguments = vec!["--lib".to_owned(), "--bins".to_owned()];
-    for package in metadata["packages"].as_array().into_iter().flatten() {
-        for target in package["targets"].as_array().into_iter().flatten() {
-            let names = package["name"].as_str().zip(target["name"].as_str());
-            let Some((package, name)) = names.filter(|_| target["kind"][0] == "test") else { continue };
-            if package != BLACK_BOX && (package, name) != BESIDE_QEMU {
-                arguments.extend(["--test".to_owned(), name.to_owned()]);
-            }
-        }
-    }
-    Ok(arguments)
+/// Says to tests, or to what runs them, that their servers are on this machine. Where no_proxy is empty, NO_PROXY would
+/// count.
+pub(crate) fn on_this_machine(command: &mut Command) -> &mut Command {
+    command.env("no_proxy", "127.0.0.1,localhost").env_remove("NO_PROXY")
 }
 
 /// The test program that a message of Cargo is about.
@@ -154,7 +115,6 @@ fn test_program(message: &Value) -> Option<TestProgram> {
         package: package(message["package_id"].as_str()?)?.to_owned(),
         directory,
         target: message["target"]["name"].as_str()?.to_owned(),
-        source: message["target"]["src_path"].as_str()?.into(),
         path: message["executable"].as_str()?.into(),
     })
 }
@@ -181,25 +141,15 @@ mod tests {
     }
 
     #[test]
-    fn targets_that_need_qemu_can_be_left_out() {
-        let arguments = targets_without_qemu().unwrap();
-        let has = |name: &str| arguments.iter().any(|argument| argument == name);
-        assert!(has("simulated") && has("qemu_verdicts"), "{arguments:?}");
-        assert!(!has(BESIDE_QEMU.1) && !has("strangers"), "{arguments:?}");
-    }
-
-    #[test]
     fn only_tests_are_test_programs() {
         let message = |test: bool| {
             serde_json::json!({
                 "reason": "compiler-artifact", "package_id": "path+file:///x/tests#zebu-tests@0.1.0",
                 "manifest_path": "/x/tests/Cargo.toml", "profile": { "test": test },
-                "target": { "name": "fuse", "src_path": "/x/tests/tests/fuse.rs" }, "executable": "/x/target/fuse-1",
+                "target": { "name": "nbd", "src_path": "/x/tests/tests/nbd/main.rs" }, "executable": "/x/target/nbd-1",
             })
         };
         assert!(test_program(&message(false)).is_none());
-        let program = test_program(&message(true)).unwrap();
-        assert!(program.is_black_box() && program.needs_qemu());
-        assert_eq!(program.shown(), "zebu-tests: tests/fuse.rs");
+        assert_eq!(test_program(&message(true)).map(|program| program.target).as_deref(), Some("nbd"));
     }
 }

@@ -30,14 +30,11 @@ pub(crate) fn msrv() -> Outcome {
     run(cargo().args([
         toolchain.as_str(),
         "check",
-        "--workspace",
-        "--exclude",
-        "xtask",
-        "--exclude",
-        "zebu-bench",
-        "--exclude",
-        "zebu-source",
         "--locked",
+        "--package",
+        "zebu-cli",
+        "--package",
+        "zebu-adapters",
     ]))
 }
 
@@ -50,11 +47,8 @@ fn rust_version() -> Outcome<String> {
         .ok_or_else(|| "Cargo.toml states no rust-version".into())
 }
 
-/// Packs the crates that are published as they would be, in their order, and builds each from what was packed.
-///
-/// All of them are built in the workspace's own target folder: what they need of others is built once, and not at all if the
-/// tests have built it.
-pub(crate) fn publish() -> Outcome {
+/// Makes sure that each crate is published or private, and that what is published is described.
+pub(crate) fn manifests_are_complete() -> Outcome {
     let manifests = workspace_manifests()?;
     for (name, manifest) in &manifests {
         let is_private = manifest.lines().any(|line| line == "publish = false");
@@ -69,13 +63,25 @@ pub(crate) fn publish() -> Outcome {
             return Err(format!("{name}: its manifest has no `{key}`"));
         }
     }
+    Ok(())
+}
+
+/// Packs the crates that are published as they would be, in their order, and builds each from what was packed: the command
+/// as a static binary, which is run.
+pub(crate) fn publish() -> Outcome {
+    manifests_are_complete()?;
+    if let Some(obstacle) = musl_obstacle() {
+        return Err(obstacle);
+    }
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
     let target = target_dir()?;
     forget_packed(&target);
     let mut command = cargo();
-    // A packed crate does not have the workspace's profiles: without this, it would have debug information of its own.
-    command.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
-    run(command.args(["package", "--locked", "--allow-dirty"]).arg("--target-dir").arg(target).args(packages))
+    // A packed crate does not have the workspace's profiles.
+    command.env("CARGO_PROFILE_DEV_DEBUG", "none");
+    command.args(["package", "--locked", "--allow-dirty", "--target", MUSL, "--target-dir"]).arg(&target);
+    run(command.args(packages))?;
+    is_static(&target.join(MUSL).join("debug/zebu"))
 }
 
 /// Has cargo forget what it unpacked and built of these crates when they were packed before: it takes a crate of the same
@@ -87,7 +93,7 @@ fn forget_packed(target: &Path) {
     // Those that are directories of this machine have no host before the hash.
     let own = registries.iter().filter(|path| name_of(path).starts_with('-'));
     let unpacked = own.flat_map(|path| entries(path)).filter(|path| is_published(path));
-    let built = entries(&target.join("debug/.fingerprint")).into_iter().filter(|path| is_published(path));
+    let built = entries(&target.join(MUSL).join("debug/.fingerprint")).into_iter().filter(|path| is_published(path));
     for path in unpacked.chain(built) {
         // What stays is found by the build that fails.
         let _ = std::fs::remove_dir_all(path);
@@ -155,20 +161,13 @@ pub(crate) fn musl_obstacle() -> Option<String> {
     run(Command::new("rustup").args(["target", "add", MUSL])).err()
 }
 
-/// Builds the command as a static binary, runs it, and makes sure that it needs no library.
-pub(crate) fn musl() -> Outcome {
-    if let Some(obstacle) = musl_obstacle() {
-        return Err(obstacle);
-    }
-    let mut build = cargo();
-    build.env("CARGO_PROFILE_DEV_DEBUG", "none");
-    run(build.args(["build", "--locked", "--package", "zebu-cli", "--target", MUSL]))?;
-    let binary = target_dir()?.join(MUSL).join("debug/zebu");
-    let bytes = std::fs::read(&binary).map_err(|e| format!("{}: {e}", binary.display()))?;
+/// Runs a program, and makes sure that it needs no library.
+fn is_static(program: &Path) -> Outcome {
+    let bytes = std::fs::read(program).map_err(|e| format!("{}: {e}", program.display()))?;
     if has_interpreter(&bytes) {
-        return Err(format!("{} is not static: it names a dynamic loader", binary.display()));
+        return Err(format!("{} is not static: it names a dynamic loader", program.display()));
     }
-    run(Command::new(&binary).arg("--version"))
+    run(Command::new(program).arg("--version"))
 }
 
 /// Whether a little-endian 64-bit ELF file has a `PT_INTERP` program header (elf(5)): a dynamic loader.

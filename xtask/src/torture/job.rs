@@ -39,14 +39,14 @@ const fn once(name: &'static str, kind: Kind, worth_it: u64) -> Job {
 pub(super) const JOBS: &[Job] = &[
     once("steps of a commit", Kind::Seeds { test: STEPS_OF_A_COMMIT }, 0),
     once("mutants", Kind::Faults, 600),
-    once("hostile images", Kind::BlackBox { target: "strangers" }, 600),
-    once("losses of QEMU", Kind::BlackBox { target: "losses" }, 600),
-    once("real files behind a recording layer", Kind::BlackBox { target: "recorded" }, 1800),
-    once("servers killed", Kind::BlackBox { target: "nbd_crash" }, 1800),
-    once("compressed rewrites killed, full disks", Kind::BlackBox { target: "compressed_crash" }, 1800),
-    once("backups killed, full disks", Kind::BlackBox { target: "backup_crash" }, 1800),
-    once("chain operations", Kind::BlackBox { target: "chain_operations" }, 1800),
-    once("full disks", Kind::BlackBox { target: "full_disk" }, 1800),
+    once("hostile images", Kind::BlackBox { target: "formats", module: "strangers::" }, 600),
+    once("losses of QEMU", Kind::BlackBox { target: "losses", module: "losses::" }, 600),
+    once("real files behind a recording layer", Kind::BlackBox { target: "losses", module: "recorded::" }, 1800),
+    once("servers killed", Kind::BlackBox { target: "nbd", module: "nbd_crash::" }, 1800),
+    once("compressed rewrites killed, full disks", Kind::BlackBox { target: "losses", module: "compressed_crash::" }, 1800),
+    once("backups killed, full disks", Kind::BlackBox { target: "backup", module: "backup_crash::" }, 1800),
+    once("chain operations", Kind::BlackBox { target: "images", module: "chain_operations::" }, 1800),
+    once("full disks", Kind::BlackBox { target: "images", module: "full_disk::" }, 1800),
     seeds("crash states", "torture::runs::crash_states", 9),
     seeds("random operations", "torture::runs::random_operations", 4),
     seeds("invariants at every step", "torture::runs::invariants_at_every_step", 2),
@@ -125,8 +125,8 @@ impl Job {
         let mut done = match self.kind {
             Kind::Seeds { test } => seeds_of(programs, test, first, time, self.weight == 0),
             Kind::Faults => programs.simulated().map_or_else(failed, |mut tests| tests_of(tests.arg(FAULTS))),
-            Kind::BlackBox { target } => {
-                programs.black_box(target).map_or_else(failed, |mut tests| tests_of(&mut tests))
+            Kind::BlackBox { target, module } => {
+                programs.black_box(target, module).map_or_else(failed, |mut tests| tests_of(&mut tests))
             }
             Kind::Differential => differential(programs, first, time),
             Kind::Fuzz => fuzz(programs, first, time),

@@ -1,13 +1,14 @@
 //! Building what a run needs, once.
 
-use crate::test_programs::{BUILT, Qemu, TestPrograms};
+use crate::test_programs::{BLACK_BOX, BUILT, Qemu, TestPrograms};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::run;
 use zebu_bench::workspace::{cargo, root, target_dir};
 
-/// The engine's tests on the simulated disk.
+/// The engine, and its tests on the simulated disk.
+const ENGINE: &str = "zebu";
 const SIMULATED: &str = "simulated";
 
 /// Which program, and what of it.
@@ -17,8 +18,8 @@ pub(super) enum Kind {
     Seeds { test: &'static str },
     /// Every deliberate fault, which the simulated tests must catch.
     Faults,
-    /// All tests of a target of `zebu-tests`.
-    BlackBox { target: &'static str },
+    /// The tests of a module of a target of `zebu-tests`.
+    BlackBox { target: &'static str, module: &'static str },
     /// `cargo xtask differential`.
     Differential,
     /// The fuzz targets in a plain loop.
@@ -49,11 +50,11 @@ impl Programs {
     pub(super) fn build(kinds: &[Kind], qemu: Qemu) -> Outcome<Self> {
         let tests = TestPrograms::build()?;
         for kind in kinds {
-            if let Kind::BlackBox { target } = kind {
-                tests.of(target)?;
+            if let Kind::BlackBox { target, .. } = kind {
+                tests.of(BLACK_BOX, target)?;
             }
         }
-        tests.of(SIMULATED)?;
+        tests.of(ENGINE, SIMULATED)?;
         if kinds.contains(&Kind::Fuzz) {
             // In the profile and the directory of the tests: most of what it depends on is built already.
             let mut build = cargo();
@@ -77,15 +78,15 @@ impl Programs {
 
     /// A command that runs the engine's simulated tests.
     pub(super) fn simulated(&self) -> Outcome<Command> {
-        let mut command = self.tests.of(SIMULATED)?.command();
+        let mut command = self.tests.of(ENGINE, SIMULATED)?.command();
         self.qemu.tell(&mut command);
         Ok(command)
     }
 
-    /// A command that runs the tests of a target of `zebu-tests`.
-    pub(super) fn black_box(&self, target: &str) -> Outcome<Command> {
-        let mut command = self.tests.of(target)?.command();
-        command.env("ZEBU_BIN", &self.zebu);
+    /// A command that runs the tests of a module of a target of `zebu-tests`.
+    pub(super) fn black_box(&self, target: &str, module: &str) -> Outcome<Command> {
+        let mut command = self.tests.of(BLACK_BOX, target)?.command();
+        command.env("ZEBU_BIN", &self.zebu).arg(module);
         Ok(command)
     }
 
