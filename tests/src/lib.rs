@@ -31,6 +31,7 @@ pub mod run;
 pub mod scratch;
 pub mod second_reader;
 pub mod server;
+pub mod stalling_disk;
 pub mod stream;
 #[cfg(target_arch = "x86_64")]
 pub mod taken_over;

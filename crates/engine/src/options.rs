@@ -5,6 +5,7 @@ use crate::crypt::{Keys, NewEncryption};
 use crate::remote::Remote;
 use std::path::PathBuf;
 use std::time::Duration;
+use zebu_storage::LockWait;
 
 /// The format of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -200,6 +201,8 @@ pub struct OpenOptions {
     pub remote: Remote,
     /// Whether locks are taken.
     pub sharing: Sharing,
+    /// Patience with the writes of a program that had a file locked and is gone.
+    pub lock_wait: LockWait,
     /// Whether backing files are opened.
     pub chain: Chain,
     /// Purpose.
@@ -270,6 +273,7 @@ zebu_storage::option_setters!(OpenOptions {
     refs: RefPolicy,
     remote: Remote,
     sharing: Sharing,
+    lock_wait: LockWait,
     chain: Chain,
     purpose: Purpose,
     snapshot: impl Into<Option<String>>,

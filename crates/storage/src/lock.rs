@@ -130,8 +130,11 @@ impl FileLock {
         if wanted == *held {
             return Ok(());
         }
-        let own =
-            self.own.get_or_init(|| open_again(file).filter(|own| !is_locked_itself(file, own.as_fd())));
+        let own = self.own.get_or_init(|| {
+            let is_for_locks =
+                |own: &OwnedFd| self.holders == Holders::ThisProcess || !is_locked_itself(file, own.as_fd());
+            open_again(file).filter(is_for_locks)
+        });
         let fd = own.as_ref().map_or(file, AsFd::as_fd);
         if self.has_landing(*held) {
             // The one here must not find it in its own way.
@@ -202,8 +205,10 @@ fn open_same(file: BorrowedFd<'_>, flags: OFlags) -> Option<OwnedFd> {
 
 /// Whether the file itself, by whoever opened it, has locks that would keep another open file out.
 fn is_locked_itself(file: BorrowedFd<'_>, own: BorrowedFd<'_>) -> bool {
-    // A lock that others see and the file itself does not is its own.
-    let is_its_own = |byte| is_locked(own, byte) == Ok(true) && is_locked(file, byte) == Ok(false);
+    let is_seen_by = |fd, byte| is_locked(fd, byte) == Ok(true);
+    // A lock that others see and the file itself does not is its own; unless it was given up just now.
+    let is_its_own =
+        |byte| is_seen_by(own, byte) && is_locked(file, byte) == Ok(false) && is_seen_by(own, byte);
     WAYS.iter().any(|&(bit, _)| is_its_own(USED + i64::from(bit)) || is_its_own(DENIED + i64::from(bit)))
 }
 
