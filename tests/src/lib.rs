@@ -15,6 +15,7 @@ pub mod guest;
 pub mod handed_over;
 pub mod hostile;
 pub mod images;
+pub mod killed;
 pub mod lanes;
 pub mod message_fuzz;
 pub mod model;

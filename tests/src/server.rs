@@ -1,5 +1,6 @@
 //! A running `zebu serve`.
 
+use crate::killed::{files_of, wait_for_writes_to};
 use crate::program::{find, zebu_program};
 use crate::vhost_guest::is_readable;
 use rustix::process::{Pid, Signal, kill_process};
@@ -374,8 +375,19 @@ impl Server {
         Some((status.code(), self.said()))
     }
 
-    /// Kills it on the spot.
-    pub fn kill(mut self) {
+    /// Kills it on the spot, and waits until its last write has landed.
+    ///
+    /// # Panics
+    /// If that takes two minutes.
+    #[track_caller]
+    pub fn kill(self) {
+        let files = files_of(self.pid());
+        self.kill_amid_writes();
+        files.iter().for_each(|file| wait_for_writes_to(file));
+    }
+
+    /// Kills it on the spot. What it has sent to the disk may be under way still.
+    pub fn kill_amid_writes(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

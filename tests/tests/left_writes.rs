@@ -35,7 +35,7 @@ fn leave_a_write(disk: &StallingDisk) {
     client.request(0, command::WRITE, 7, AT, BLOCK as u64).expect("it listens");
     client.say(&[b'1'; BLOCK]).expect("it listens");
     disk.wait_for_held();
-    server.kill();
+    server.kill_amid_writes();
     assert_eq!(disk.held(), 1, "the process is gone, its write is not");
 }
 
