@@ -13,7 +13,7 @@ const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
 /// Where the write that is held goes.
 const AT: u64 = 8192;
-/// What who waits says.
+/// The words of a program that waits.
 const WAITS: &str = "writes of a process that is gone are still under way";
 
 fn image(disk: &StallingDisk) {

@@ -91,7 +91,7 @@ enum Refusal {
 pub(crate) enum Holders {
     /// This process alone: with it go all but the requests that are under way.
     ThisProcess,
-    /// Whoever handed the descriptor over may have it, too, and keep it after the end of this process.
+    /// Also the program that handed the descriptor over, which may keep it after the end of this process.
     Others,
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an opener without patience waits: a kernel needs 50 to 200 ms to take a ring apart.
+/// The time for which an opener without patience waits: a kernel needs 50 to 200 ms to take a ring apart.
 const BRIEFLY: Duration = Duration::from_secs(1);
 /// Pauses between two looks begin with the first and grow to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(20));
@@ -19,8 +19,8 @@ pub trait Patience: Send + Sync {
     fn begin(&self, file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>>;
 }
 
-/// How long an opener waits for the writes of a program that is gone. By default for a second, which a disk that works
-/// needs at most.
+/// The patience of an opener with the writes of a program that is gone. By default it lasts for a second, and a disk that works
+/// needs less.
 #[derive(Clone, Default)]
 pub struct LockWait(Option<Arc<dyn Patience>>);
 

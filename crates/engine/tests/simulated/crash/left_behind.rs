@@ -55,10 +55,10 @@ fn live(
         guests.push(Rc::clone(&guest));
         for i in 0..4 {
             let worker = workers[i % workers.len()].clone();
-            drop(worker.spawn(guest.clone().stream(worker.clone(), rng.fork(), 12)));
+            drop(worker.spawn(guest.clone().stream(worker.clone(), rng.fork(), 40)));
         }
         let is_last = life + 1 == LIVES;
-        let mut steps = if is_last { u64::MAX } else { rng.between(50, 1500) };
+        let mut steps = if is_last { u64::MAX } else { rng.between(20, 400) };
         let is_over = || {
             steps = steps.saturating_sub(1);
             steps == 0 && !world.pending().is_empty() || guest.violation.borrow().is_some()
