@@ -12,12 +12,21 @@ pub struct LoopDevice(String);
 impl LoopDevice {
     /// `None` where loop devices are not allowed, with a note.
     pub fn over(file: &Path) -> Option<Self> {
+        Self::set_up(file, &[])
+    }
+
+    /// One whose requests go past the page cache to the file, each by itself.
+    pub fn directly_over(file: &Path) -> Option<Self> {
+        Self::set_up(file, &["--direct-io=on"])
+    }
+
+    fn set_up(file: &Path, options: &[&str]) -> Option<Self> {
         if !is_root() {
             eprintln!("skipped: a loop device needs root");
             return None;
         }
         let mut losetup = Command::new("losetup");
-        losetup.args(["--find", "--show"]).arg(file);
+        losetup.args(["--find", "--show"]).args(options).arg(file);
         let found = finish(losetup);
         if found.code != Some(0) {
             eprintln!("skipped: {found}");

@@ -15,6 +15,7 @@ pub mod guest;
 pub mod handed_over;
 pub mod hostile;
 pub mod images;
+pub mod killed;
 pub mod lanes;
 pub mod message_fuzz;
 pub mod model;
@@ -31,6 +32,7 @@ pub mod run;
 pub mod scratch;
 pub mod second_reader;
 pub mod server;
+pub mod stalling_disk;
 pub mod stream;
 #[cfg(target_arch = "x86_64")]
 pub mod taken_over;

@@ -1,5 +1,6 @@
 //! A running `zebu serve`.
 
+use crate::killed::{files_of, wait_for_writes_to};
 use crate::program::{find, zebu_program};
 use crate::vhost_guest::is_readable;
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Variables by which the machine may name a proxy. The servers of tests are on the machine itself.
 pub(crate) const PROXIES: [&str; 6] =
     ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
+
+/// The first line of one to which clients can connect.
+const READY: &str = "ready\n";
 
 /// Waits for the end of a process.
 ///
@@ -60,6 +64,8 @@ pub struct Server {
     listener: Option<JoinHandle<()>>,
     /// Its standard error as far as it has come.
     heard: Arc<Mutex<Vec<u8>>>,
+    /// Its standard output, until its first line was read.
+    stdout: Option<ChildStdout>,
 }
 
 impl Server {
@@ -142,23 +148,33 @@ impl Server {
         Self::spawn(command, socket)
     }
 
-    fn spawn(mut command: Command, socket: PathBuf) -> Self {
+    /// As [`Server::start`], without waiting: [`Server::becomes_ready`] does.
+    pub fn begin(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(zebu_program());
+        command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.args(options.split_whitespace()).current_dir(dir);
+        Self::launch(command, socket)
+    }
+
+    fn spawn(command: Command, socket: PathBuf) -> Self {
+        let line = format!("{command:?}");
+        let mut server = Self::launch(command, socket);
+        let said = server.first_words();
+        if said != READY {
+            let _ = server.child.kill();
+            panic!("{line} is not ready: {said}{}", server.said());
+        }
+        server
+    }
+
+    fn launch(mut command: Command, socket: PathBuf) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for variable in PROXIES {
             command.env_remove(variable);
         }
         let mut child = command.spawn().expect("zebu starts");
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("piped");
-        if is_readable(stdout.as_raw_fd(), Duration::from_secs(120)) {
-            BufReader::new(stdout).read_line(&mut line).expect("readable");
-        }
-        if line != "ready\n" {
-            let _ = child.kill();
-            let mut stderr = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
-            panic!("{command:?} is not ready: {line}{stderr}");
-        }
+        let stdout = child.stdout.take();
         let mut stderr = child.stderr.take().expect("piped");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let theirs = Arc::clone(&heard);
@@ -168,7 +184,35 @@ impl Server {
                 theirs.lock().expect("nobody panics with it").extend_from_slice(&piece[..len]);
             }
         });
-        Self { child, socket, listener: Some(listener), heard }
+        Self { child, socket, listener: Some(listener), heard, stdout }
+    }
+
+    /// The first line of its standard output, or what there is of it within two minutes.
+    fn first_words(&mut self) -> String {
+        let mut line = String::new();
+        let stdout = self.stdout.take().expect("not read yet");
+        if is_readable(stdout.as_raw_fd(), Duration::from_secs(120)) {
+            BufReader::new(stdout).read_line(&mut line).expect("readable");
+        }
+        line
+    }
+
+    /// Waits until clients can connect to one that was begun.
+    ///
+    /// # Panics
+    /// If that does not come within two minutes.
+    #[track_caller]
+    pub fn becomes_ready(&mut self) {
+        let said = self.first_words();
+        assert_eq!(said, READY, "{}", self.heard());
+    }
+
+    /// Whether one that was begun has said anything yet: that clients can connect.
+    ///
+    /// # Panics
+    /// If it was asked to be ready before.
+    pub fn is_ready(&self) -> bool {
+        is_readable(self.stdout.as_ref().expect("not read yet").as_raw_fd(), Duration::ZERO)
     }
 
     fn heard(&self) -> String {
@@ -331,8 +375,19 @@ impl Server {
         Some((status.code(), self.said()))
     }
 
-    /// Kills it on the spot.
-    pub fn kill(mut self) {
+    /// Kills it on the spot, and waits until its last write has landed.
+    ///
+    /// # Panics
+    /// If that takes two minutes.
+    #[track_caller]
+    pub fn kill(self) {
+        let files = files_of(self.pid());
+        self.kill_amid_writes();
+        files.iter().for_each(|file| wait_for_writes_to(file));
+    }
+
+    /// Kills it on the spot. What it has sent to the disk may be under way still.
+    pub fn kill_amid_writes(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::key_opts::{with_backing_keys, with_names};
+use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
@@ -280,6 +281,7 @@ impl ImageArgs {
                 .cache(cache)
                 .refs(allowed_references(&self.allow_refs)?)
                 .remote(opener(&self.allow_refs)?)
+                .lock_wait(lock_wait())
                 .keys(self.keys(&secrets)),
             aio: None,
             discard: None,

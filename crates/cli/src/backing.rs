@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::graph::{is_graph_name, reference_node};
 use crate::local_name::local_name;
+use crate::lock_patience::lock_wait;
 use crate::named_disks::note_node;
 use crate::remote_names::{given_only, image_path, is_server_name};
 use crate::session::Session;
@@ -129,6 +130,7 @@ fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Imag
         .format(format)
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
+        .lock_wait(lock_wait())
         .remote(given_only());
     let worker = session.worker();
     worker.block_on(async {

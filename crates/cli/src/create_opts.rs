@@ -4,6 +4,7 @@ use crate::encrypt_opts::{self, EncryptOpts};
 use crate::foreign_opts::{self, ForeignOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
+use crate::lock_patience::lock_wait;
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::Secrets;
@@ -252,7 +253,7 @@ impl CreateOpts {
 
     /// The options of the engine; the backing file is put in by the command, which has looked at it.
     pub(crate) fn create_options(&self, format: Format) -> CreateOptions {
-        let mut create = CreateOptions::default().format(format).size(self.size);
+        let mut create = CreateOptions::default().format(format).size(self.size).lock_wait(lock_wait());
         create.cluster_size = self.cluster_size.unwrap_or(create.cluster_size);
         create.version = self.version.unwrap_or(create.version);
         create.refcount_bits = self.refcount_bits.unwrap_or(create.refcount_bits);

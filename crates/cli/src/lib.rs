@@ -33,6 +33,7 @@ mod key_opts;
 mod key_slot_opts;
 mod keyval;
 mod local_name;
+mod lock_patience;
 mod manual;
 mod named_disks;
 mod nbd_list;

@@ -208,6 +208,7 @@ fn open_new(path: &Path, options: &CreateOptions) -> Result<File> {
         .direct(options.cache.is_direct())
         .create(Create::Truncate)
         .lock(LockMode::Write)
+        .lock_wait(options.lock_wait.clone())
         .no_flush(options.cache == CacheMode::Unsafe);
     options.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))
 }

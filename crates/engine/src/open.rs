@@ -91,6 +91,7 @@ pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
             (_, _, Purpose::Inspect) => LockMode::Inspect,
             (..) => LockMode::Read,
         })
+        .lock_wait(options.lock_wait.clone())
         .no_flush(options.cache == CacheMode::Unsafe)
 }
 

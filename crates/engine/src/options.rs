@@ -5,6 +5,7 @@ use crate::crypt::{Keys, NewEncryption};
 use crate::remote::Remote;
 use std::path::PathBuf;
 use std::time::Duration;
+use zebu_storage::LockWait;
 
 /// The format of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -200,6 +201,8 @@ pub struct OpenOptions {
     pub remote: Remote,
     /// Whether locks are taken.
     pub sharing: Sharing,
+    /// Patience with the writes of a program that had a file locked and is gone.
+    pub lock_wait: LockWait,
     /// Whether backing files are opened.
     pub chain: Chain,
     /// Purpose.
@@ -270,6 +273,7 @@ zebu_storage::option_setters!(OpenOptions {
     refs: RefPolicy,
     remote: Remote,
     sharing: Sharing,
+    lock_wait: LockWait,
     chain: Chain,
     purpose: Purpose,
     snapshot: impl Into<Option<String>>,
@@ -363,6 +367,8 @@ pub struct CreateOptions {
     pub cache: CacheMode,
     /// Which files may be opened to look up the backing file's size.
     pub refs: RefPolicy,
+    /// Patience with the writes of a program that had a file locked and is gone, if one exists that is overwritten.
+    pub lock_wait: LockWait,
     /// How the image is encrypted. Needed for the format luks; raw images can't be.
     pub encryption: Option<NewEncryption>,
     /// How an image of another program is made; as its format usually is if `None`. Of the other options, `size`, `cache`,
@@ -389,6 +395,7 @@ zebu_storage::option_setters!(CreateOptions {
     nocow: bool,
     cache: CacheMode,
     refs: RefPolicy,
+    lock_wait: LockWait,
     encryption: impl Into<Option<NewEncryption>>,
     foreign: impl Into<Option<NewForeign>>,
     remote: Remote,
@@ -413,6 +420,7 @@ impl Default for CreateOptions {
             nocow: false,
             cache: CacheMode::Writeback,
             refs: RefPolicy::All,
+            lock_wait: LockWait::default(),
             encryption: None,
             foreign: None,
             remote: Remote::default(),

@@ -85,6 +85,8 @@ pub(crate) struct Core {
     /// Decides about faults and their effects.
     rng: SimRng,
     off: bool,
+    /// Workers of processes that were killed: what they have sent goes on, and they send no more.
+    dead: BTreeSet<usize>,
     /// The workers of the world, which owns them.
     pub(crate) workers: Weak<RefCell<Vec<Worker>>>,
     /// Workers that work for others, as on threads of their own: they go on while a worker blocks.
@@ -117,6 +119,7 @@ impl Core {
             splits,
             rng,
             off: false,
+            dead: BTreeSet::new(),
             workers: Weak::new(),
             background: BTreeSet::new(),
             callers: BTreeSet::new(),
@@ -209,7 +212,8 @@ impl Core {
     /// Starts an operation. None if it is over already.
     pub(crate) fn submit(&mut self, worker: usize, id: OpId, request: Box<OpRequest>) -> Option<OpNumber> {
         self.ports[worker].in_flight += 1;
-        let Some(number) = self.number_of(&request.file).filter(|_| !self.off) else {
+        let is_off = self.off || self.dead.contains(&worker);
+        let Some(number) = self.number_of(&request.file).filter(|_| !is_off) else {
             // A file of another world or of the system, or the power is off.
             self.ports[worker].done.push(Completion { id, request, result: Err(libc::EBADF) });
             return None;
@@ -516,6 +520,24 @@ impl Core {
         for port in &mut self.ports {
             port.jobs.clear();
         }
+    }
+
+    /// The process of all workers made so far is killed. What they have sent is with the disk, which answers each request some
+    /// time within `longest`.
+    pub(crate) fn kill(&mut self, longest: Duration) {
+        self.dead.extend(0..self.ports.len());
+        for port in &mut self.ports {
+            port.jobs.clear();
+        }
+        for pending in self.pending.values_mut() {
+            let late = self.rng.below(longest.as_nanos() as u64 + 1);
+            pending.not_before = pending.not_before.max(self.now + Duration::from_nanos(late));
+        }
+    }
+
+    /// Whether requests of killed processes are with the disk.
+    pub(crate) fn has_left(&self) -> bool {
+        self.pending.values().any(|pending| self.dead.contains(&pending.info.worker))
     }
 
     /// Gives up the operations of a worker that waits for nothing else.

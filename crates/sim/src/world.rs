@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
+use zebu_storage::sabotage;
 use zebu_storage::{CallingThread, Worker};
 
 /// How a world is made.
@@ -507,6 +508,29 @@ impl SimWorld {
             tasks: self.workers.borrow().iter().map(Worker::live_tasks).collect(),
             paused: self.paused.borrow().iter().copied().collect(),
         }
+    }
+
+    /// The process of all workers made so far is killed: its tasks are dropped where they stand. Its operations in flight are with
+    /// the disk, and each takes effect some time within `longest`, whoever has the files by then. New workers are another
+    /// process. What the tasks shared must live until the power is off: the drop of an image waits for its work.
+    pub fn kill(&self, longest: Duration) {
+        let workers: Vec<Worker> = self.workers.borrow().clone();
+        self.disk.core.borrow_mut().kill(longest);
+        for worker in &workers {
+            worker.cancel_tasks();
+            self.pause(worker.id());
+        }
+    }
+
+    /// Waits for the locks of the files as an opener does: they stay until the last request of a killed process has ended.
+    ///
+    /// # Errors
+    /// If that does not come about.
+    pub fn wait_for_locks(&self) -> Result<(), Stuck> {
+        if sabotage::is(sabotage::Fault::LockWithProcess) {
+            return Ok(());
+        }
+        self.run_until(|| !self.disk.core.borrow().has_left())
     }
 
     /// The power fails: tasks are dropped where they stand, operations in flight take no effect, later ones fail

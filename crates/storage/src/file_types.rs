@@ -1,5 +1,6 @@
 //! How a file is opened and what is known about one: plain values.
 
+use crate::lock_wait::LockWait;
 use std::path::PathBuf;
 
 /// Reading only, or reading and writing.
@@ -50,6 +51,8 @@ pub struct OpenFlags {
     pub create: Create,
     /// Lock to take.
     pub lock: LockMode,
+    /// Patience with the writes of a program that had it locked and is gone.
+    pub lock_wait: LockWait,
     /// `cache=unsafe`: flushes do nothing.
     pub no_flush: bool,
 }
@@ -59,6 +62,7 @@ crate::option_setters!(OpenFlags {
     direct: bool,
     create: Create,
     lock: LockMode,
+    lock_wait: LockWait,
     no_flush: bool,
 });
 
@@ -69,6 +73,7 @@ impl Default for OpenFlags {
             direct: false,
             create: Create::No,
             lock: LockMode::Read,
+            lock_wait: LockWait::default(),
             no_flush: false,
         }
     }

@@ -97,6 +97,7 @@ mod guest_memory;
 mod lender;
 mod lent;
 mod lock;
+mod lock_wait;
 mod locked_memory;
 mod mapping_guard;
 mod memory;
@@ -154,6 +155,7 @@ pub use fork_mark::ForkMark;
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};
+pub use lock_wait::{LockWait, Patience};
 pub use locked_memory::{LockedBox, LockedBytes, on_wiped_stack};
 pub use mapping_guard::MappingGuard;
 pub use os_file::file_system;

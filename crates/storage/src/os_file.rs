@@ -5,7 +5,8 @@ use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{
     Access, Alignment, Create, FileFacts, FileId, FileKind, FsKind, LockMode, OpenFlags,
 };
-use crate::lock::FileLock;
+use crate::lock::{self, FileLock, Holders};
+use crate::lock_wait::LockWait;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::c_int;
@@ -27,7 +28,7 @@ impl OsFile {
         loop {
             let fd = rustix::fs::openat(CWD, path, open_flags(flags), mode)
                 .map_err(|errno| open_error(path, flags, errno))?;
-            let (facts, file) = Self::from_fd(path, fd, flags)?;
+            let (facts, file) = Self::from_fd(path, fd, Holders::ThisProcess, flags)?;
             attempts += 1;
             // One that had it locked may have removed it.
             if flags.create != Create::Truncate || file.is_at(path) || attempts == 100 {
@@ -73,7 +74,7 @@ impl OsFile {
                 Err(errno) => return Err(open_error(&path, flags, errno)),
             }
         };
-        Self::from_fd(&path, fd, flags)
+        Self::from_fd(&path, fd, Holders::ThisProcess, flags)
     }
 
     /// Takes a descriptor that another program opened. `flags.access` is what it must allow; whether it is one for
@@ -86,10 +87,20 @@ impl OsFile {
         if status.intersects(OFlags::APPEND | OFlags::PATH) || (given != needed && given != OFlags::RDWR) {
             return Err(fail(Errno::BADF).with_detail("the descriptor must be open for reading and writing"));
         }
-        Self::from_fd(path, fd, &OpenFlags { direct: status.contains(OFlags::DIRECT), ..flags.clone() })
+        // Locks of writes that are under way must be nobody else's, or they outlive those.
+        let is_locked = flags.access == Access::ReadWrite && flags.lock != LockMode::None;
+        let alone = if is_locked { lock::open_alone(fd.as_fd(), status) } else { None };
+        let (fd, holders) = alone.map_or((fd, Holders::Others), |alone| (alone, Holders::ThisProcess));
+        let flags = OpenFlags { direct: status.contains(OFlags::DIRECT), ..flags.clone() };
+        Self::from_fd(path, fd, holders, &flags)
     }
 
-    fn from_fd(path: &Path, fd: OwnedFd, flags: &OpenFlags) -> Result<(FileFacts, Self), IoError> {
+    fn from_fd(
+        path: &Path,
+        fd: OwnedFd,
+        holders: Holders,
+        flags: &OpenFlags,
+    ) -> Result<(FileFacts, Self), IoError> {
         let fail = |errno| IoError::of_file(Op::Open, os(errno), path);
         let stat = rustix::fs::fstat(&fd).map_err(fail)?;
         let kind = match FileType::from_raw_mode(stat.st_mode) {
@@ -113,8 +124,8 @@ impl OsFile {
         if kind == FileKind::BlockDevice && flags.access == Access::ReadWrite && is_read_only_device(&fd) {
             return Err(fail(Errno::ROFS).with_detail("the device is read-only"));
         }
-        let lock = FileLock::default();
-        lock.set(fd.as_fd(), path, flags.lock)?;
+        let lock = FileLock::new(holders);
+        lock.set(fd.as_fd(), path, flags.lock, &flags.lock_wait)?;
         let file = Self { fd, lock };
         if flags.create == Create::Truncate && kind == FileKind::Regular && stat.st_size != 0 {
             rustix::fs::ftruncate(&file.fd, 0).map_err(fail)?;
@@ -176,7 +187,7 @@ impl OsFile {
     }
 
     pub(crate) fn set_lock(&self, path: &Path, mode: LockMode) -> Result<(), IoError> {
-        self.lock.set(self.fd.as_fd(), path, mode)
+        self.lock.set(self.fd.as_fd(), path, mode, &LockWait::default())
     }
 
     pub(crate) fn unlock(&self) -> Result<(), i32> {

@@ -40,6 +40,8 @@ pub enum Fault {
     UnlockBesideCommit,
     /// Close: the locks go while a write that was abandoned may still land.
     UnlockBesideAbandoned,
+    /// Locks: they go with the process, whatever requests of it are under way.
+    LockWithProcess,
     /// Alone: after an operation vanished, others are let in before writing has stopped.
     LetInFirst,
     /// Another backing file: what was freed is not waited for before it, but while the image is alone.

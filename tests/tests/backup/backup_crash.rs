@@ -8,6 +8,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use zebu_tests::killed::wait_for_writes_to;
 use zebu_tests::mount::Mounted;
 use zebu_tests::program::{zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
@@ -61,6 +62,7 @@ fn assert_complete(qemu: &Qemu, source: &Path, dir: &Path, what: &str) {
 /// Checks what a process that is gone has left.
 fn assert_whole_or_partial(qemu: &Qemu, source: &Path, dir: &Path, what: &str) {
     if exists(dir, BACKUP) {
+        wait_for_writes_to(&dir.join(BACKUP));
         // Its name is the last thing but one that it gets: it is complete, and durable.
         qemu.same_content(dir, source.to_str().unwrap(), BACKUP).unwrap_or_else(|e| panic!("{what}: {e}"));
         qemu.check_clean(dir, BACKUP).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -236,6 +238,7 @@ fn a_killed_increment_leaves_the_previous_backup_and_the_bitmap() {
                 format!("round {round}, attempt {attempt}, {by:?}, {life:?} of {usual} µs, {options:?}");
             expected.shows(PREVIOUS, "then.raw", &what);
             if exists(dir, BACKUP) {
+                wait_for_writes_to(&dir.join(BACKUP));
                 expected.shows(BACKUP, "now.raw", &what);
             }
             let is_clear = expected.bitmap_tells(&what);

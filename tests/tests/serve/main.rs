@@ -5,6 +5,7 @@ mod fuse;
 mod guest;
 mod handed_over;
 mod isolate;
+mod left_writes;
 mod locks;
 mod memory_budget;
 mod sandbox;

@@ -10,6 +10,7 @@ use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::{path_argument, target_argument};
+use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::remote_disk::{RemoteTransfers, transfers};
@@ -205,7 +206,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
         });
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let mut options = BackupOptions::new(&args.target);
+    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait());
     let object = store_name(args.target.as_os_str())?;
     let disk = if object.is_none() { nbd::disk_on_server(args.target.as_os_str())? } else { None };
     if object.is_some() {

@@ -91,6 +91,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         })
         .cache(spec.options.cache)
         .sharing(spec.options.sharing)
+        .lock_wait(spec.options.lock_wait.clone())
         .remote(spec.options.remote.clone())
         .memory(
             spec.options

@@ -4,6 +4,7 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
+use crate::lock_patience::lock_wait;
 use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::program;
@@ -142,7 +143,9 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     };
     let mut options = ConvertOptions::default().range(Some(first..end)).control(watch.control());
     let mut target = NewTarget::new(output)
-        .create(CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)))
+        .create(
+            CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)).lock_wait(lock_wait()),
+        )
         .open(OpenOptions::default());
     let path = target.path.clone();
     let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));

@@ -59,6 +59,7 @@ pub async fn check(worker: &Worker, path: &Path, options: &CheckOptions) -> Resu
         .direct(options.cache.is_direct())
         .create(Create::No)
         .lock(lock)
+        .lock_wait(options.lock_wait.clone())
         .no_flush(options.cache == crate::CacheMode::Unsafe);
     let file = options.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
     let result = check_file(worker, &file, options).await;

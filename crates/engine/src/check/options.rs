@@ -2,6 +2,7 @@
 
 use crate::progress::JobControl;
 use crate::{CacheMode, Remote, Sharing};
+use zebu_storage::LockWait;
 
 /// The extent of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,6 +30,8 @@ pub struct CheckOptions {
     pub remote: Remote,
     /// Whether locks are taken. A repair always takes them. Default: [`Sharing::Locked`].
     pub sharing: Sharing,
+    /// Patience with the writes of a program that had the file locked and is gone. Default: about a second.
+    pub lock_wait: LockWait,
     /// Reads of tables in flight; 0 counts as 1, more than 1024 as 1024. Default: 16.
     pub parallel: usize,
     /// Most bytes that the counts may take, at least a few hundred KiB. An image that needs more is counted in
@@ -47,6 +50,7 @@ zebu_storage::option_setters!(CheckOptions {
     cache: CacheMode,
     remote: Remote,
     sharing: Sharing,
+    lock_wait: LockWait,
     parallel: usize,
     memory: usize,
     max_findings: usize,
@@ -60,6 +64,7 @@ impl Default for CheckOptions {
             cache: CacheMode::default(),
             remote: Remote::default(),
             sharing: Sharing::default(),
+            lock_wait: LockWait::default(),
             parallel: 16,
             memory: 256 << 20,
             max_findings: 1000,

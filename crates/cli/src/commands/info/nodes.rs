@@ -180,6 +180,7 @@ impl Nodes<'_> {
         let options = OpenOptions::default()
             .format(format)
             .sharing(self.spec.options.sharing)
+            .lock_wait(self.spec.options.lock_wait.clone())
             .refs(self.spec.options.refs.clone())
             .remote(self.spec.options.remote.clone());
         let spec = ImageSpec { path, options, filters: Vec::new(), ..self.spec.clone() };

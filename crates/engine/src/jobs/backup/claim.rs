@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use zebu_storage::{Access, Create, File, FileId, IoErrorKind, LockMode, OpenFlags};
+use zebu_storage::{Access, Create, File, FileId, IoErrorKind, LockMode, LockWait, OpenFlags};
 
 /// Tries, after which a backup gives up that finds the manifest gone or made anew.
 const MAX_ATTEMPTS: usize = 100;
@@ -62,14 +62,18 @@ impl Claim {
     ///
     /// # Errors
     /// [`ErrorKind::Exists`]: another backup to it is under way.
-    pub(super) fn take(target: &Path) -> Result<(Self, Left)> {
+    pub(super) fn take(target: &Path, wait: &LockWait) -> Result<(Self, Left)> {
         let (image, manifest) = names(target)?;
         let mut attempts = 0;
         loop {
             attempts += 1;
             let create = if exists(&manifest) { Create::No } else { Create::New };
             let access = Access::ReadWrite;
-            let flags = OpenFlags::default().access(access).create(create).lock(LockMode::Write);
+            let flags = OpenFlags::default()
+                .access(access)
+                .create(create)
+                .lock(LockMode::Write)
+                .lock_wait(wait.clone());
             match File::open(&manifest, &flags) {
                 // Another backup may have removed it, or given it its name, before its lock ended.
                 Ok(lock) if id_of(&manifest) == Some(lock.id()) => {
@@ -96,9 +100,9 @@ impl Claim {
     }
 
     /// Makes the manifest of an earlier backup empty, durably. Nobody else has its image open.
-    pub(super) fn forget_earlier(&self) -> Result<()> {
+    pub(super) fn forget_earlier(&self, wait: &LockWait) -> Result<()> {
         let access = Access::ReadWrite;
-        let flags = OpenFlags::default().access(access).lock(LockMode::Write);
+        let flags = OpenFlags::default().access(access).lock(LockMode::Write).lock_wait(wait.clone());
         if exists(&self.image) {
             drop(File::open(&self.image, &flags).map_err(|e| Error::from(e).on(&self.image))?);
         }
@@ -189,25 +193,25 @@ mod tests {
     fn one_claim_at_a_time_that_leaves_nothing_empty() {
         let directory = tempfile::tempdir().unwrap();
         let target = directory.path().join("a.qcow2");
-        let (claim, left) = Claim::take(&target).unwrap();
+        let (claim, left) = Claim::take(&target, &LockWait::default()).unwrap();
         assert_eq!(left, Left::Nothing);
-        let refused = Claim::take(&target).err().unwrap();
+        let refused = Claim::take(&target, &LockWait::default()).err().unwrap();
         assert_eq!((refused.kind(), refused.image()), (ErrorKind::Exists, Some(&*target)));
         drop(claim);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         // What was written stays for the next one, unless that wants to begin anew.
-        let (claim, _) = Claim::take(&target).unwrap();
+        let (claim, _) = Claim::take(&target, &LockWait::default()).unwrap();
         std::fs::write(&claim.manifest, b"something").unwrap();
         drop(claim);
-        let (claim, left) = Claim::take(&target).unwrap();
+        let (claim, left) = Claim::take(&target, &LockWait::default()).unwrap();
         assert_eq!(left, Left::Manifest);
-        claim.forget_earlier().unwrap();
+        claim.forget_earlier(&LockWait::default()).unwrap();
         drop(claim);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         // One that gets its name while somebody waits for the lock is not taken for the next one's.
-        let (claim, _) = Claim::take(&target).unwrap();
+        let (claim, _) = Claim::take(&target, &LockWait::default()).unwrap();
         std::fs::rename(&claim.manifest, directory.path().join("a.manifest")).unwrap();
-        let (next, left) = Claim::take(&target).unwrap();
+        let (next, left) = Claim::take(&target, &LockWait::default()).unwrap();
         assert_eq!(left, Left::Nothing);
         drop(claim);
         assert!(exists(&next.manifest));

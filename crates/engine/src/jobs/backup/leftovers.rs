@@ -1,11 +1,12 @@
 //! The clusters that an interrupted backup has written behind its last checkpoint. The disk may have changed there since, and what is
 //! zero or unchanged now is otherwise left out: it has to be written over what is there.
 
+use super::options::BackupOptions;
 use crate::jobs::manifest::Subject;
 use crate::node::Driver;
 use crate::qcow2::bitmaps::Bits;
 use crate::qcow2::map::mapping::Run;
-use crate::{CacheMode, Chain, Error, ErrorKind, ExtentKind, Format, Image, OpenOptions, Remedy, Result};
+use crate::{Chain, Error, ErrorKind, ExtentKind, Format, Image, OpenOptions, Remedy, Result};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,14 +27,15 @@ impl Leftovers {
     pub(super) async fn find(
         worker: &Worker,
         path: &Path,
-        cache: CacheMode,
+        options: &BackupOptions,
         subject: Subject,
         done: u64,
     ) -> Result<Self> {
         let open = OpenOptions {
             format: Some(Format::Qcow2),
             chain: Chain::TopOnly,
-            cache,
+            cache: options.cache,
+            lock_wait: options.lock_wait.clone(),
             ..OpenOptions::default()
         };
         let image = Image::open(worker, path, &open).await?;

@@ -94,7 +94,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     }
     previous::check_name(source, options)?;
     check_place(&options.target, options.manifest.as_deref())?;
-    let (claim, left) = Claim::take(&options.target)?;
+    let (claim, left) = Claim::take(&options.target, &options.lock_wait)?;
     let total = subject.virtual_size;
     let mut unreadable = Unreadable::new(total);
     let published =

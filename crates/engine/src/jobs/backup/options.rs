@@ -5,6 +5,7 @@ use crate::jobs::pace::Speed;
 use crate::progress::JobControl;
 use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
 use std::path::PathBuf;
+use zebu_storage::LockWait;
 
 /// Where a backup that was interrupted goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -84,6 +85,8 @@ pub struct BackupOptions {
     pub previous: Option<PreviousBackup>,
     /// Which files that the previous backup names in turn may be opened. Default: [`RefPolicy::Local`].
     pub refs: RefPolicy,
+    /// Patience with the writes of an earlier backup to the same target whose process is gone. Default: about a second.
+    pub lock_wait: LockWait,
     /// Bytes of buffers: of reads, and of what is gathered. At least 4 clusters and 4 MiB. Default: 64 MiB.
     pub buffer_memory: usize,
     /// The treatment of an earlier backup to the same target that was interrupted. Default: [`Interrupted::Restart`].
@@ -110,6 +113,7 @@ zebu_storage::option_setters!(BackupOptions {
     bitmap: impl Into<Option<String>>,
     previous: impl Into<Option<PreviousBackup>>,
     refs: RefPolicy,
+    lock_wait: LockWait,
     buffer_memory: usize,
     interrupted: Interrupted,
     source_errors: SourceErrors,
@@ -131,6 +135,7 @@ impl BackupOptions {
             bitmap: None,
             previous: None,
             refs: RefPolicy::default(),
+            lock_wait: LockWait::default(),
             buffer_memory: 64 << 20,
             interrupted: Interrupted::default(),
             decryption: Decryption::default(),

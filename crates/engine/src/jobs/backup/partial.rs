@@ -108,6 +108,7 @@ impl Partial {
             access: Access::ReadWrite,
             cache: options.cache,
             refs: options.refs.clone(),
+            lock_wait: options.lock_wait.clone(),
             backing: match &options.previous {
                 Some(previous) => Some((absolute(&previous.image)?, Some(Format::Qcow2))),
                 None => None,
@@ -124,8 +125,12 @@ impl Partial {
         let mut leftovers = Leftovers::default();
         if let Some(done) = checkpoint {
             // What was under way when it was interrupted may have left clusters behind that nothing refers to.
-            let repair =
-                CheckOptions { repair: Repair::Leaks, cache: options.cache, ..CheckOptions::default() };
+            let repair = CheckOptions {
+                repair: Repair::Leaks,
+                cache: options.cache,
+                lock_wait: options.lock_wait.clone(),
+                ..CheckOptions::default()
+            };
             let found = check(worker, image_path, &repair).await?;
             if found.counts.corruptions > 0 || found.counts.check_errors > 0 {
                 let first =
@@ -135,18 +140,19 @@ impl Partial {
                     .on(image_path)
                     .with_remedy(Remedy::RestartBackup));
             }
-            leftovers = Leftovers::find(worker, image_path, options.cache, subject, done).await?;
+            leftovers = Leftovers::find(worker, image_path, options, subject, done).await?;
         } else {
             let create = CreateOptions {
                 size: Some(subject.virtual_size),
                 cluster_size: options.cluster_size,
                 compression: options.compression,
                 cache: options.cache,
+                lock_wait: options.lock_wait.clone(),
                 backing: backing.clone(),
                 ..CreateOptions::default()
             };
             // A manifest of an earlier attempt must never be found beside the image of this one.
-            claim.forget_earlier()?;
+            claim.forget_earlier(&options.lock_wait)?;
             if exists(image_path) {
                 Image::create(worker, image_path, &create).await?;
                 made.add(image_path);
@@ -270,6 +276,7 @@ pub(super) async fn finish_publishing(
         format: Some(Format::Qcow2),
         cache: options.cache,
         refs: options.refs.clone(),
+        lock_wait: options.lock_wait.clone(),
         ..OpenOptions::default()
     };
     let image = Image::open(worker, &options.target, &open).await?;

@@ -7,6 +7,7 @@ mod chain_operations;
 mod commits;
 pub(crate) mod guest;
 pub(crate) mod judge;
+pub(crate) mod left_behind;
 pub(crate) mod life;
 mod replay;
 pub(crate) mod resizes;

@@ -223,6 +223,7 @@ mutants! {
     encrypted_clusters_are_punched: PunchEncrypted, within 20 of [Crash(EncryptedExternal)];
     steps_of_key_slots_are_not_kept_apart: SkipBarrierOfKeySlots, within 1 of
         [Scenario(encrypted::a_key_slot_that_counts_as_used_opens)];
+    locks_go_with_the_process: LockWithProcess, within 60 of [Killed];
     the_magic_number_comes_first: MagicFirst, within 1 of
         [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
 }

@@ -1,0 +1,59 @@
+//! Waiting for the writes of a program that is gone: until they have landed, or a signal comes. It says what it waits for.
+
+use crate::output::stderr;
+use crate::stop_signals::DuringQuestion;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use zebu::storage::{LockWait, Patience};
+
+/// A disk that works needs less; who waits longer is told.
+const SILENT: Duration = Duration::from_secs(1);
+
+/// The patience of all commands.
+pub(crate) fn lock_wait() -> LockWait {
+    LockWait::with(Arc::new(UntilSignal))
+}
+
+struct UntilSignal;
+
+impl Patience for UntilSignal {
+    fn begin(&self, file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>> {
+        let mut wait = Wait { signals: DuringQuestion::begin().ok(), is_told: false };
+        let file = file.display().to_string();
+        Box::new(move |waited| wait.goes_on(&file, waited))
+    }
+}
+
+/// One wait for one file.
+struct Wait {
+    /// `None`: a signal ends the process at once.
+    signals: Option<DuringQuestion>,
+    is_told: bool,
+}
+
+impl Wait {
+    fn goes_on(&mut self, file: &str, waited: Duration) -> ControlFlow<()> {
+        if self.signals.as_ref().is_some_and(DuringQuestion::has_come) {
+            return ControlFlow::Break(());
+        }
+        if waited >= SILENT && !self.is_told {
+            self.is_told = true;
+            stderr::tell(&format!(
+                "waiting for '{file}': writes of a process that is gone are still under way, and may land until the disk \
+                 has answered"
+            ));
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        // Ends the process, if a signal came that nothing else handles.
+        if let Some(signals) = self.signals.take() {
+            signals.end();
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Programs that were killed, and the writes that they have left on their way: QEMU does not wait for those.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The byte of a file that is locked as long as writes of a killed zebu may land.
+const MARK: i64 = 99;
+
+/// Files and block devices that a process has open.
+pub fn files_of(pid: u32) -> Vec<PathBuf> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> =
+        descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok()).collect();
+    files.sort();
+    files.dedup();
+    files.retain(|file| file.is_absolute() && is_file(file));
+    files
+}
+
+fn is_file(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
+}
+
+/// Waits until nothing that a killed program has sent to a file is under way.
+///
+/// # Panics
+/// If that takes two minutes.
+#[track_caller]
+pub fn wait_for_writes_to(file: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    // What is not there any more has nobody to wait for it.
+    let Ok(opened) = File::open(file) else { return };
+    while is_marked(&opened) {
+        assert!(Instant::now() < deadline, "{}: its writes do not land", file.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn is_marked(file: &File) -> bool {
+    // SAFETY: a structure of integers, for which zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    (lock.l_start, lock.l_len) = (MARK, 1);
+    // SAFETY: the command takes a pointer to one `flock`.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+}
