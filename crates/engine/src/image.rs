@@ -318,7 +318,7 @@ impl Image {
     /// record changes. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
         self.check_writable_format()?;
-        let inside = self.0.changes.enter(worker.id()).await;
+        let inside = self.0.changes.enter(worker.drive()).await;
         self.0.check_open()?;
         // Again: the disk may have become shorter meanwhile.
         self.check_range(offset, len)?;
@@ -465,7 +465,7 @@ impl Image {
                     let message = "an image that is only read can't be filled";
                     return Err(Error::new(ErrorKind::InvalidArgument, message).on(me.path()));
                 }
-                let _inside = me.0.changes.enter(on.id()).await;
+                let _inside = me.0.changes.enter(on.drive()).await;
                 me.0.check_open()?;
                 me.check_range(offset, len)?;
                 qcow2.prepare_write(&on).await?;

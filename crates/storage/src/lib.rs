@@ -84,6 +84,7 @@ pub mod commit_steps;
 mod completions;
 mod descriptor_passing;
 mod detached_worker;
+pub mod drive;
 mod error;
 mod executor;
 mod file;

@@ -87,6 +87,10 @@ struct Hasty;
 
 impl Clock for Hasty {
     async fn patience(&self) {}
+
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        None
+    }
 }
 
 /// Two load the same slice at once, because neither waits for the other; each changes a byte of what it finds.
