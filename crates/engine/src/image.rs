@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{File, FileId, IoBufs, Worker};
+use zebu_storage::{File, FileId, IoBufs, LongWait, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -206,6 +206,22 @@ impl Image {
             Driver::Qcow2(qcow2) => qcow2.stats(),
             Driver::Raw(_) | Driver::Foreign(_) => ImageStats::default(),
         }
+    }
+
+    /// The waits for the files of the chain that have taken ten seconds and more.
+    pub fn long_waits(&self) -> Vec<LongWait> {
+        self.chain_files().flat_map(File::long_waits).collect()
+    }
+
+    /// Has `tell` called for each wait for a file of the chain, once, when it has taken ten seconds. It must not wait itself.
+    /// The first such function stays.
+    pub fn tell_long_waits(&self, tell: impl Fn(&LongWait) + Send + Sync + 'static) {
+        let tell: Arc<dyn Fn(&LongWait) + Send + Sync> = Arc::new(tell);
+        self.chain_files().for_each(|file| file.tell_long_waits(tell.clone()));
+    }
+
+    fn chain_files(&self) -> impl Iterator<Item = &File> {
+        std::iter::successors(Some(&*self.0), |node| node.backing.as_deref()).flat_map(Node::files)
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {

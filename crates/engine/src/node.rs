@@ -166,9 +166,19 @@ impl Node {
                 qcow2.readers().wait(worker).await;
             }
         };
-        let alone = self.changes.alone(worker, || self.reads_awaited(), reads).await;
+        let alone = self.changes.alone(worker, || self.reads_awaited(), reads);
+        let alone = worker.shown(self.data_file(), "requests that have to end before an operation", alone).await;
         let undone = "the operation, which has to be alone with the image, can't begin";
         alone.ok_or_else(|| Error::undriven(undone, "a request").on(&self.path))
+    }
+
+    /// The files of the node.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
+        let of_image = match &self.driver {
+            Driver::Qcow2(qcow2) if qcow2.data_file().is_some() => Some(qcow2.file()),
+            _ => None,
+        };
+        of_image.into_iter().chain([self.data_file()]).chain(self.other_files())
     }
 
     /// The workers of reads under way.

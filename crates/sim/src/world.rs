@@ -43,7 +43,7 @@ impl SimConfig {
 
 /// Times that time passes, with no operation or job and none to come, after which nothing counts as going to happen: tasks
 /// that wait for others look at them now and then, without end.
-pub const LOOKS_WHEN_IDLE: u32 = 2000;
+pub(crate) const LOOKS_WHEN_IDLE: u32 = 2000;
 
 /// The kind of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum Step {
     Job,
     /// Nothing else could happen, and time passed until a timer or the end of a delay.
     Time,
-    /// Nothing can happen, or nothing happens but that tasks look at the time ([`LOOKS_WHEN_IDLE`]).
+    /// Nothing can happen, or nothing happens but that tasks look at the time.
     Idle,
 }
 

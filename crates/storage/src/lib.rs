@@ -98,6 +98,7 @@ mod guest_memory;
 mod lender;
 mod lent;
 mod lock;
+mod long_waits;
 mod locked_memory;
 mod mapping_guard;
 mod memory;
@@ -155,6 +156,7 @@ pub use fork_mark::ForkMark;
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};
+pub use long_waits::{LONG_WAIT, LongWait};
 pub use locked_memory::{LockedBox, LockedBytes, on_wiped_stack};
 pub use mapping_guard::MappingGuard;
 pub use os_file::file_system;

@@ -106,11 +106,11 @@ impl Worker {
         self.count(|stats| stats.flushes += 1);
         let mut request = OpRequest::new(file.clone(), OpKind::Flush, 0, 0, IoBufs::new(), None);
         request.sync = Some(file.syncs().begin(SeenBy::Worker(Arc::clone(self.drive()))));
-        let (_, result) = self.operate(file, Box::new(request)).await;
+        let (_, result) = self.shown(file, "a flush", self.operate(file, Box::new(request))).await;
         result.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
         if let Some(last) = file.syncs().last() {
-            self.see_the_end_of(file, last).await;
+            self.shown(file, "the flushes beside its own", self.see_the_end_of(file, last)).await;
         }
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));

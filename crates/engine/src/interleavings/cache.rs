@@ -13,6 +13,7 @@ use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::sync::{Clock, Standing};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zebu_storage::drive::Drive;
 use zebu_storage::sabotage::Fault;
 
 const SLICE: usize = 512;

@@ -14,6 +14,7 @@ use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use zebu_storage::drive::Drive;
 use zebu_storage::sabotage::{Fault, under};
 
 const GUESTS: u64 = 2;
@@ -31,6 +32,7 @@ struct Image {
     space: Mutex<Space>,
     space_mutex: AsyncMutex,
     readers: ReadEpochs,
+    drives: [Arc<Drive>; 4],
     /// The host cluster of each guest cluster.
     mapping: Mutex<Vec<Option<u64>>>,
     freed: Mutex<Vec<u64>>,
@@ -50,6 +52,7 @@ impl Image {
             space: Mutex::new(space),
             space_mutex: AsyncMutex::default(),
             readers: ReadEpochs::default(),
+            drives: std::array::from_fn(drive),
             mapping: Mutex::new(vec![None; GUESTS as usize]),
             freed: Mutex::default(),
             contents: (0..HOSTS).map(|_| AtomicU64::new(0)).collect(),
@@ -60,7 +63,7 @@ impl Image {
     /// Writes a guest cluster to a new place, as every write of a shared or compressed cluster does.
     async fn write(&self, worker: usize, guest: u64) {
         loop {
-            let inside = self.readers.enter(&drive(worker));
+            let inside = self.readers.enter(&self.drives[worker]);
             let allocated = {
                 let mut shard = self.slices.lock(0);
                 if shard.in_flight().contains(guest) {
@@ -137,7 +140,7 @@ impl Image {
     }
 
     fn read(&self, worker: usize, guest: u64) {
-        let _inside = self.readers.enter(&drive(worker));
+        let _inside = self.readers.enter(&self.drives[worker]);
         let host = self.mapping.lock()[guest as usize];
         if let Some(host) = host {
             let content = self.contents[host as usize].load(SeqCst);

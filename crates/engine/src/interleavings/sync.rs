@@ -104,8 +104,9 @@ fn read_epochs() {
         .map(|worker| {
             let (epochs, pointer, gone) = (epochs.clone(), pointer.clone(), gone.clone());
             spawn(move || {
+                let drive = drive(worker);
                 for _ in 0..2 {
-                    let _inside = epochs.enter(&drive(worker));
+                    let _inside = epochs.enter(&drive);
                     let place = pointer.load(SeqCst);
                     assert!(!gone[place].load(SeqCst), "place {place} was given up while it was in use");
                 }

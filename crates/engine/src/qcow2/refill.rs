@@ -47,7 +47,8 @@ impl Qcow2 {
             if quarantine.has_any() {
                 self.commit(worker).await?;
                 let some = quarantine.some_are_released(released);
-                if while_driven(worker, || self.readers().awaited(), some).await.is_none() {
+                let some = while_driven(worker, || self.readers().awaited(), some);
+                if worker.shown(self.file(), "space that is given back", some).await.is_none() {
                     if self.space.refill_from_windows(wanted, count).await {
                         return Ok(());
                     }

@@ -36,7 +36,9 @@ impl Qcow2 {
         self.end_packing(worker).await?;
         self.commit(worker).await?;
         let releases = self.space.quarantine().releases_done();
-        while_driven(worker, || self.readers().awaited(), releases)
+        let releases = while_driven(worker, || self.readers().awaited(), releases);
+        worker
+            .shown(self.file(), "reads that hold space", releases)
             .await
             .ok_or_else(|| Error::undriven("the operation can't begin", "a read").on(self.path()))
     }

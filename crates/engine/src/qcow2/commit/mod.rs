@@ -85,7 +85,7 @@ impl Qcow2 {
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let (epoch, lead) = self.commit.join();
         if lead == Lead::No {
-            match self.commit.ended(&epoch).await {
+            match worker.shown(self.file(), "a commit", self.commit.ended(&epoch)).await {
                 (result, Lead::No) => return result,
                 (_, Lead::Yes) => {}
             }

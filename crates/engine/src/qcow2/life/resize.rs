@@ -224,7 +224,9 @@ impl Qcow2 {
         // Reads that came before end first: where the mapping has gone, they would find what the backing image holds.
         self.set_virtual_size(new_size);
         let shrunk = async {
-            while_driven(worker, || self.readers().awaited(), self.readers().wait(worker))
+            let reads = while_driven(worker, || self.readers().awaited(), self.readers().wait(worker));
+            worker
+                .shown(self.file(), "reads of what is cut off", reads)
                 .await
                 .ok_or_else(|| Error::undriven("the disk can't become smaller", "a read").on(self.path()))?;
             if first_gone < old_size {

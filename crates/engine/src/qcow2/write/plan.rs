@@ -130,7 +130,8 @@ impl Qcow2 {
             me.readers().wait_for_writes_of(&on, since).await;
             Ok(())
         });
-        while_driven(worker, || self.readers().writes_awaited(), passed).await.unwrap_or_else(|| {
+        let passed = while_driven(worker, || self.readers().writes_awaited(), passed);
+        worker.shown(self.data(), "earlier writes into a cluster", passed).await.unwrap_or_else(|| {
             let unended = "a write that was under way when the cluster was zeroed";
             Err(Error::undriven("the cluster can't be written", unended))
         })
