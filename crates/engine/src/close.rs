@@ -1,7 +1,6 @@
 //! The end of an open image: nothing of it is under way when its locks go.
 
 use crate::node::Driver;
-use crate::sync::{TurnWait, with_long_patience};
 use crate::{Error, ErrorKind, Image, Result, raw};
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
@@ -41,16 +40,14 @@ impl Image {
             self.close_alone(worker).await?
         };
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
-            // A commit stands still that may write yet: another program must not have the image beside it.
+            // A request is under way that may write yet: another program must not have the image beside it.
             return result;
         }
         if let Driver::Qcow2(qcow2) = &self.0.driver
             && !sabotage::is(Fault::UnlockBesideCommit)
         {
             // If the close failed, another's commit that began before that may write yet, and its release after it.
-            if let Err(stands_still) = qcow2.running_commit(worker).await {
-                return result.and(Err(stands_still));
-            }
+            qcow2.running_commit().await;
         }
         own.idle().await;
         if self.0.has_abandoned_changes() && !sabotage::is(Fault::UnlockBesideAbandoned) {
@@ -80,13 +77,13 @@ impl Image {
                 // What it gives back can't be given back before those have ended who read now.
                 let reads = async || match &self.0.driver {
                     Driver::Qcow2(qcow2) if qcow2.is_writable() && !sabotage::is(Fault::CloseBesideReads) => {
-                        qcow2.readers().wait().await;
+                        qcow2.readers().wait(worker).await;
                     }
                     _ => {}
                 };
-                let alone = self.0.changes.alone(worker, TurnWait::Unbounded, reads);
-                // An operation that is alone now may wait for something itself.
-                Some(with_long_patience(worker, alone).await.flatten().ok_or_else(|| {
+                let alone = self.0.changes.alone(worker, || self.0.reads_awaited(), reads);
+                let alone = worker.shown(self.0.data_file(), "requests that have to end before a close", alone).await;
+                Some(alone.ok_or_else(|| {
                     Error::undriven("the image can't be closed", "a request").on(&self.0.path)
                 })?)
             };
@@ -106,7 +103,7 @@ impl Image {
             };
         let result = match &self.0.driver {
             Driver::Qcow2(qcow2) => {
-                qcow2.running_commit(worker).await?;
+                qcow2.running_commit().await;
                 qcow2.close(worker).await
             }
             Driver::Raw(raw) => raw::close(raw, worker).await,

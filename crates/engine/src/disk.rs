@@ -60,8 +60,8 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 /// - While a function of the caller blocks the disk's thread, as a job's report of progress that does not return, small reads
 ///   and writes go on. A call that waits for the thread fails after half a minute ([`ErrorKind::Busy`](crate::ErrorKind)), with
 ///   nothing begun; what had begun, and the drop of the last handle, wait for that function.
-/// - Snapshots, bitmaps, changes of size and closing fail ([`ErrorKind::Busy`](crate::ErrorKind)) after half a minute in which
-///   a request of a queue has not ended, because nobody drives it. Reads and writes that overlap such a request wait until the
+/// - Snapshots, bitmaps, changes of size and closing fail ([`ErrorKind::Busy`](crate::ErrorKind)) if they need the end of a
+///   request of a queue that nobody drives: it took no turn at 30 looks, a second apart. Reads and writes that overlap such a request wait until the
 ///   queue is driven or dropped.
 #[derive(Clone)]
 pub struct Disk(Arc<Shared>);

@@ -23,7 +23,7 @@ pub enum ErrorKind {
     ForeignFormat,
     /// Another program uses the image.
     Locked,
-    /// A request is in the way that has not ended for half a minute: its queue or worker may not be driven.
+    /// A request is in the way that can't end: its queue or worker is not driven.
     Busy,
     /// An argument is out of range or contradicts another.
     InvalidArgument,
@@ -110,10 +110,10 @@ impl Error {
         }))
     }
 
-    /// Says that `undone` because of `unended`, which waited for half a minute in vain: two parts of a sentence.
+    /// Says that `undone` because of `unended`, which nobody drives: two parts of a sentence.
     pub(crate) fn undriven(undone: &str, unended: &str) -> Self {
         let message = format!(
-            "{undone}, because {unended} has not ended for half a minute: a queue or a worker may not be driven; poll or drop it"
+            "{undone}, because {unended} does not end: its queue or worker is not driven; poll or drop it"
         );
         Self::new(ErrorKind::Busy, message)
     }
@@ -249,7 +249,6 @@ impl From<IoError> for Error {
         let kind = match e.kind {
             IoErrorKind::Os(errno::ENOSPC | errno::EDQUOT | errno::EFBIG) => ErrorKind::NoSpace,
             IoErrorKind::FlushFailedBefore => ErrorKind::Poisoned,
-            IoErrorKind::FlushPending => ErrorKind::Busy,
             IoErrorKind::Locked => ErrorKind::Locked,
             IoErrorKind::Unsupported => ErrorKind::Unsupported,
             IoErrorKind::Escapes => ErrorKind::ReferenceRefused,

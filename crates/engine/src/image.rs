@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use zebu_storage::sabotage::{self, Fault};
-use zebu_storage::{File, FileId, IoBufs, Worker};
+use zebu_storage::{File, FileId, IoBufs, LongWait, Worker};
 
 /// An open image with its backing chain. Cheap to clone; shared by all workers.
 ///
@@ -208,6 +208,22 @@ impl Image {
         }
     }
 
+    /// The waits for the files of the chain that have taken ten seconds and more.
+    pub fn long_waits(&self) -> Vec<LongWait> {
+        self.chain_files().flat_map(File::long_waits).collect()
+    }
+
+    /// Has `tell` called for each wait for a file of the chain, once, when it has taken ten seconds. It must not wait itself.
+    /// The first such function stays.
+    pub fn tell_long_waits(&self, tell: impl Fn(&LongWait) + Send + Sync + 'static) {
+        let tell: Arc<dyn Fn(&LongWait) + Send + Sync> = Arc::new(tell);
+        self.chain_files().for_each(|file| file.tell_long_waits(tell.clone()));
+    }
+
+    fn chain_files(&self) -> impl Iterator<Item = &File> {
+        std::iter::successors(Some(&*self.0), |node| node.backing.as_deref()).flat_map(Node::files)
+    }
+
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
         check_range(&self.0, offset, len)
     }
@@ -318,7 +334,7 @@ impl Image {
     /// record changes. The guard is held until the change is linked.
     async fn begin_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<Inside<'_>> {
         self.check_writable_format()?;
-        let inside = self.0.changes.enter(worker.id()).await;
+        let inside = self.0.changes.enter(worker.drive()).await;
         self.0.check_open()?;
         // Again: the disk may have become shorter meanwhile.
         self.check_range(offset, len)?;
@@ -465,7 +481,7 @@ impl Image {
                     let message = "an image that is only read can't be filled";
                     return Err(Error::new(ErrorKind::InvalidArgument, message).on(me.path()));
                 }
-                let _inside = me.0.changes.enter(on.id()).await;
+                let _inside = me.0.changes.enter(on.drive()).await;
                 me.0.check_open()?;
                 me.check_range(offset, len)?;
                 qcow2.prepare_write(&on).await?;

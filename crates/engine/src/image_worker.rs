@@ -11,10 +11,11 @@
 //! ([`Worker::promise_to_drive`]), as the threads of servers do.
 
 use crate::qcow2::files::ImageFiles;
-use crate::sync::{LONG, Mutex, OnceLock, PATIENCE};
+use crate::sync::{Mutex, OnceLock};
 use crate::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::path::Path;
+use zebu_storage::drive::{BETWEEN_LOOKS, LOOKS};
 use zebu_storage::{Background, Engine, IoError, Running, Undone, Worker};
 
 /// A worker of the image's own. It starts with the first change of an opening.
@@ -79,7 +80,7 @@ impl ImageWorker {
 
 /// Blocks the thread until there is a result of `running`.
 pub(crate) fn wait<T>(running: Running<Result<T>>, path: &Path) -> Result<T> {
-    running.wait_if_begun(LONG, PATIENCE).unwrap_or_else(|undone| match undone {
+    running.wait_if_begun(LOOKS, BETWEEN_LOOKS).unwrap_or_else(|undone| match undone {
         Undone::Vanished => Err(vanished(path)),
         Undone::TakenBack => {
             let message = "nothing was begun, because the disk's thread was blocked for half a minute: a function that it \

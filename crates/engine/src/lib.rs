@@ -144,7 +144,7 @@ pub mod storage {
     pub use zebu_storage::{
         Access, Alignment, Background, CacheChoice, CacheUse, Completer, Create, DetachedWorker, Engine,
         File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoBufsIntoIter, IoError, IoErrorKind,
-        IoMemory, IoStats, JoinHandle, LockMode, LockWait, Op, OpenFlags, PAGE, Patience, Running,
+        IoMemory, IoStats, JoinHandle, LockMode, LockWait, LongWait, Op, OpenFlags, PAGE, Patience, Running,
         SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities, StorageDone, StorageOp, Vanished,
         Worker, WorkerConfig, WorkerKind,
     };

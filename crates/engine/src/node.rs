@@ -12,11 +12,12 @@ use crate::qcow2::cache::slice_store::SliceStore;
 use crate::qcow2::map::mapping::Run;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::{AtomicU64, Ordering::Acquire};
-use crate::sync::{Alone, OnceLock, RequestBarrier, TurnWait};
+use crate::sync::{Alone, OnceLock, RequestBarrier};
 use crate::{Error, ErrorKind, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zebu_storage::drive::OneOf;
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, ForkMark, Worker};
 
@@ -158,18 +159,34 @@ impl Node {
     /// to wait for, as reads that hold space back, is waited for before that.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: one of these has not ended for half a minute.
+    /// [`ErrorKind::Busy`]: nobody drives the worker of one of these.
     async fn alone(&self, worker: &Worker) -> Result<Alone<'_>> {
         let reads = async || {
             if let Driver::Qcow2(qcow2) = &self.driver {
-                qcow2.readers().wait().await;
+                qcow2.readers().wait(worker).await;
             }
         };
-        // Of an image that is only read, the one before may run on a worker that is not polled.
-        let wait = if self.is_writable() { TurnWait::Unbounded } else { TurnWait::Patient };
-        let alone = self.changes.alone(worker, wait, reads).await;
+        let alone = self.changes.alone(worker, || self.reads_awaited(), reads);
+        let alone = worker.shown(self.data_file(), "requests that have to end before an operation", alone).await;
         let undone = "the operation, which has to be alone with the image, can't begin";
         alone.ok_or_else(|| Error::undriven(undone, "a request").on(&self.path))
+    }
+
+    /// The files of the node.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
+        let of_image = match &self.driver {
+            Driver::Qcow2(qcow2) if qcow2.data_file().is_some() => Some(qcow2.file()),
+            _ => None,
+        };
+        of_image.into_iter().chain([self.data_file()]).chain(self.other_files())
+    }
+
+    /// The workers of reads under way.
+    pub(crate) fn reads_awaited(&self) -> Vec<OneOf> {
+        match &self.driver {
+            Driver::Qcow2(qcow2) => qcow2.readers().awaited(),
+            Driver::Raw(_) | Driver::Foreign(_) => Vec::new(),
+        }
     }
 
     /// Runs `work` alone with the image ([`Node::alone`]). If it vanishes, nothing is written any more before others are let in.
@@ -407,7 +424,7 @@ mod tests {
         let image = image(&worker, dir.path());
         let look = Arc::new(Look { image: image.clone(), woken: 0.into(), while_writable: 0.into() });
         let waker = Waker::from(look.clone());
-        let mut waiting = pin!(image.0.changes.enter(1));
+        let mut waiting = pin!(image.0.changes.enter(&crate::sync::drive(1)));
         let vanished = catch_unwind(AssertUnwindSafe(|| {
             worker.block_on(image.0.while_alone(&worker, async || -> Result<()> {
                 assert!(!poll_once(waiting.as_mut(), &waker), "it is alone");

@@ -1,6 +1,7 @@
 //! Exports: images under names.
 
 use crate::error::ExportError;
+use crate::log::{Level, Log};
 use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
@@ -89,6 +90,13 @@ impl Export {
     /// Says that reading ahead is of no use, since the image is open with O_DIRECT.
     pub fn without_page_cache(mut self) -> Self {
         self.cache_is_of_use = false;
+        self
+    }
+
+    /// Has the log told of each wait that takes ten seconds.
+    pub fn with_waits_told(self, log: &Log) -> Self {
+        let (log, name) = (log.clone(), self.name.clone());
+        self.image.tell_long_waits(move |wait| log.write(Level::Warning, format_args!("{name:?} {wait}")));
         self
     }
 

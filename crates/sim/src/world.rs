@@ -42,6 +42,10 @@ impl SimConfig {
     }
 }
 
+/// Times that time passes, with no operation or job and none to come, after which nothing counts as going to happen: tasks
+/// that wait for others look at them now and then, without end.
+pub(crate) const LOOKS_WHEN_IDLE: u32 = 2000;
+
 /// The kind of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -53,7 +57,7 @@ pub enum Step {
     Job,
     /// Nothing else could happen, and time passed until a timer or the end of a delay.
     Time,
-    /// Nothing can happen.
+    /// Nothing can happen, or nothing happens but that tasks look at the time.
     Idle,
 }
 
@@ -169,6 +173,8 @@ pub struct SimWorld {
     pace: RefCell<Pace>,
     max_steps: u64,
     steps: Cell<u64>,
+    /// Times that time has passed since an operation or a job.
+    looks: Cell<u32>,
 }
 
 impl Deref for SimWorld {
@@ -201,6 +207,7 @@ impl SimWorld {
             pace: RefCell::new(pace),
             max_steps: config.max_steps,
             steps: Cell::new(0),
+            looks: Cell::new(0),
         }
     }
 
@@ -231,11 +238,13 @@ impl SimWorld {
 
     /// The worker of this number is not polled any more, whatever becomes ready, as if its thread were stopped.
     pub fn pause(&self, worker: usize) {
+        self.looks.set(0);
         self.paused.borrow_mut().insert(worker);
     }
 
     /// Ends [`SimWorld::pause`].
     pub fn resume(&self, worker: usize) {
+        self.looks.set(0);
         self.paused.borrow_mut().remove(&worker);
     }
 
@@ -293,6 +302,7 @@ impl SimWorld {
                 Pick::Oldest => operations[0],
                 Pick::Newest => operations[operations.len() - 1],
             };
+            self.looks.set(0);
             self.disk.core.borrow_mut().advance(op);
             return Some(Step::Operation(op));
         }
@@ -354,6 +364,11 @@ impl SimWorld {
         let mut core = self.disk.core.borrow_mut();
         let timer = timer.map(|left| core.now.saturating_add(left));
         let delay = core.next_delay();
+        self.looks.set(if delay.is_some() { 0 } else { self.looks.get() + 1 });
+        if self.looks.get() > LOOKS_WHEN_IDLE {
+            self.looks.set(0);
+            return Step::Idle;
+        }
         match timer.into_iter().chain(delay).min() {
             Some(time) => {
                 core.now = core.now.max(time);
@@ -473,6 +488,7 @@ impl SimWorld {
         }
         let chosen = self.rng.borrow_mut().index(total);
         if let Some(op) = operations.get(chosen) {
+            self.looks.set(0);
             self.disk.core.borrow_mut().advance(*op);
             return Step::Operation(*op);
         }

@@ -324,8 +324,9 @@ fn a_write_whose_request_vanished_before_its_task_began_is_abandoned() {
     assert_eq!(believed.0, Ok(()));
 }
 
-/// The end of a flush beside a failing one of a worker that stands still. When that goes on, every flush fails.
-fn flush_beside_one_that_stands_still(is_driven: bool) -> Result<(), IoErrorKind> {
+/// The end of a flush beside a failing one of a worker that stands still, and the simulated seconds that it took. When that goes
+/// on after `still`, every flush fails.
+fn flush_beside_one_that_stands_still(is_driven: bool, still: Duration) -> (Result<(), IoErrorKind>, Duration) {
     let (world, [worker, other], file) = world_of_a_failing_flush(8);
     if is_driven {
         other.promise_to_drive();
@@ -338,20 +339,68 @@ fn flush_beside_one_that_stands_still(is_driven: bool) -> Result<(), IoErrorKind
         world.run_until(|| flush.get().is_some()).unwrap();
         flush.get().unwrap()
     };
-    let beside = ended(&start_flush(&worker, &file));
-    let before = world.now();
-    assert_eq!(ended(&start_flush(&worker, &file)), beside);
-    assert!(is_driven || world.now() < before + Duration::from_secs(1), "it is waited for again");
+    let begun = world.now();
+    let beside = start_flush(&worker, &file);
+    world.run_until(|| beside.get().is_some() || world.now() > begun + still).unwrap();
+    let has_ended = beside.get().is_some();
+    if has_ended {
+        assert_eq!(ended(&start_flush(&worker, &file)), Ok(()), "it is waited for again");
+    }
+    let took = world.now() - begun;
     world.resume(other.id());
     assert_eq!(ended(&failed), Err(IoErrorKind::Os(libc::EIO)));
+    let result = ended(&beside);
     assert_eq!(ended(&start_flush(&worker, &file)), Err(IoErrorKind::FlushFailedBefore));
-    beside
+    (result, took)
+}
+
+const STILL: Duration = Duration::from_secs(300);
+
+/// Whoever has promised to drive a worker is waited for: its flush may have been told of the loss.
+fn flush_beside_one_that_will_be_driven() -> bool {
+    let (result, took) = flush_beside_one_that_stands_still(true, STILL);
+    result == Err(IoErrorKind::FlushFailedBefore) && took > STILL
 }
 
 #[test]
 fn a_flush_beside_one_of_a_worker_that_stands_still_ends() {
-    assert_eq!(flush_beside_one_that_stands_still(true), Err(IoErrorKind::FlushPending));
-    assert_eq!(flush_beside_one_that_stands_still(false), Ok(()));
+    assert!(flush_beside_one_that_will_be_driven());
+    let (doubted, felt) = sabotage::under(Some(sabotage::Fault::DoubtPromise), flush_beside_one_that_will_be_driven);
+    assert!(!doubted && felt > 0);
+    let (result, took) = flush_beside_one_that_stands_still(false, STILL);
+    assert!(result == Ok(()) && took < STILL, "{result:?} after {took:?}: nobody drives it");
+}
+
+/// A flush that takes minutes, of a worker that is polled, and a quick one beside it, while the clock leaps. True if both
+/// succeed, and the quick one not before it is known that the other has not been told of a loss.
+fn a_flush_waits_for_a_slow_one(promise: bool) -> bool {
+    let (world, worker, file) = world(9);
+    let slow = world.worker();
+    if promise {
+        slow.promise_to_drive();
+    }
+    for (worker, seconds) in [(&slow, 290), (&worker, 2)] {
+        let flushes = OpFilter::of(OpClass::Flush).by_worker(worker.id());
+        world.inject(FaultRule::new(flushes, Fault::Delay(Duration::from_secs(seconds))));
+    }
+    let (long, short) = (start_flush(&slow, &file), start_flush(&worker, &file));
+    while short.get().is_none() {
+        world.leap(Duration::from_millis(700));
+        world.step();
+    }
+    let is_early = long.get().is_none();
+    world.run_until(|| long.get().is_some()).unwrap();
+    (long.get(), short.get(), is_early) == (Some(Ok(())), Some(Ok(())), false)
+}
+
+#[test]
+fn a_flush_beside_one_that_takes_minutes_succeeds_after_it() {
+    for promise in [true, false] {
+        assert!(a_flush_waits_for_a_slow_one(promise));
+        let fault = Some(sabotage::Fault::GiveUpOnDriven);
+        let (is_right, felt) = sabotage::under(fault, || a_flush_waits_for_a_slow_one(promise));
+        assert!(!is_right && felt > 0);
+    }
 }
 
 #[test]

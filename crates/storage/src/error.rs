@@ -42,8 +42,6 @@ pub enum IoErrorKind {
     /// An earlier flush of this file failed, or a change of it was abandoned: what is durable is unknown until the file is
     /// opened again.
     FlushFailedBefore,
-    /// A flush of this file that another worker was given has not ended for half a minute, and may have failed.
-    FlushPending,
     /// Another program holds a lock that excludes this use.
     Locked,
     /// The file cannot do this (fallocate mode, resize of a device, O_DIRECT, ...).
@@ -99,10 +97,6 @@ impl IoError {
             (IoErrorKind::FlushFailedBefore, None) => {
                 "an earlier flush failed or a change was given up, so what is on disk is unknown until it is opened again".to_owned()
             }
-            (IoErrorKind::FlushPending, None) => {
-                "a flush of another worker has not ended for half a minute, and may have failed; poll or drop that worker"
-                    .to_owned()
-            }
             (IoErrorKind::Locked, None) => "it is in use by another process".to_owned(),
             (IoErrorKind::Unsupported, None) => "the file does not support this".to_owned(),
             (IoErrorKind::NotAFile, None) => "not a regular file or block device".to_owned(),
@@ -117,7 +111,6 @@ impl IoError {
         match self.kind {
             IoErrorKind::Os(e) => e,
             IoErrorKind::FlushFailedBefore => libc::EIO,
-            IoErrorKind::FlushPending => libc::EBUSY,
             IoErrorKind::Locked => libc::EAGAIN,
             IoErrorKind::Unsupported => libc::EOPNOTSUPP,
             IoErrorKind::NotAFile => libc::EINVAL,

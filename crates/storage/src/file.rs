@@ -9,6 +9,7 @@ use crate::growth_check::GrowthCheck;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
+use crate::long_waits::LongWaits;
 use crate::syncs::Syncs;
 use crate::write_behind::WriteBehind;
 use crate::write_table::WriteTable;
@@ -46,6 +47,7 @@ struct State {
     flush_failed: AtomicBool,
     has_abandoned_changes: AtomicBool,
     syncs: Syncs,
+    waits: LongWaits,
     /// The writes in flight, under O_DIRECT.
     writes: Option<Box<WriteTable>>,
     /// Whether the kernel said that it takes `RWF_DONTCACHE`, once it was asked.
@@ -89,6 +91,7 @@ impl File {
                 flush_failed: AtomicBool::new(false),
                 has_abandoned_changes: AtomicBool::new(false),
                 syncs: Syncs::default(),
+                waits: LongWaits::default(),
                 writes,
                 takes_dontcache: OnceLock::new(),
                 behind: OnceLock::new(),
@@ -309,6 +312,11 @@ impl File {
     /// The syncs that are under way.
     pub(crate) fn syncs(&self) -> &Syncs {
         &self.state.syncs
+    }
+
+    /// The waits that have taken long.
+    pub(crate) fn waits(&self) -> &LongWaits {
+        &self.state.waits
     }
 
     /// Notes that a flush failed.

@@ -60,7 +60,7 @@ impl Worker {
             self.run_blocking(drop).await;
         } else if let Some(due) = file.behind().and_then(|behind| behind.note(range)) {
             let work = move || {
-                let number = on.syncs().begin(SeenBy::Driven);
+                let number = on.syncs().begin(SeenBy::ItsThread);
                 if let Some(Err(_)) = on.os().map(|os| due.execute(os.as_fd())) {
                     // The kernel has told of the loss, and will not tell again.
                     on.set_flush_failed();

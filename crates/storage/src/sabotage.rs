@@ -48,8 +48,6 @@ pub enum Fault {
     RenameBesideReads,
     /// Commit, release: they run on the worker of the request that started them.
     RunOnCaller,
-    /// Commit: a thread that has promised to drive its worker is believed for ever.
-    TrustPromise,
     /// Release: freed clusters go back before the commit that unlinks them.
     ReleaseWithoutCommit,
     /// Release: freed clusters go back while requests may use them.
@@ -108,8 +106,6 @@ pub enum Fault {
     KeepMapping,
     /// Snapshots: what was read of tables before they were rewritten still gets into the mapping cache.
     KeepLoads,
-    /// Header: writing goes on after a barrier of a change whose outcome is not known.
-    WriteAfterUnknownHeader,
     /// Snapshots: the header names a snapshot table that is not durable.
     NameTableEarly,
     /// Snapshots: what a deleted snapshot refers to goes back while the header still names the snapshot.
@@ -208,8 +204,14 @@ pub enum Fault {
     LookOnce,
     /// Grace: the phase is changed once.
     FlipOnce,
-    /// Patience: a request that never ends is waited for without a bound.
+    /// Waits: a request that can never end is waited for.
     WaitWithoutBound,
+    /// Waits: one that is driven is given up like one that is not.
+    GiveUpOnDriven,
+    /// Waits: a promise to drive a worker counts for nothing.
+    DoubtPromise,
+    /// Waits: reads count as writes that may still reach a place.
+    CountReadsAsWrites,
     /// Close: requests that are under way are not waited for, and later ones are not refused.
     CloseBesideRequests,
     /// Close: it waits for the image's own worker while it keeps operations there from being alone.

@@ -4,12 +4,14 @@
 //! though what it was to make durable is lost as well. Which one the kernel answered first is not known: their workers see
 //! the ends in any order. So a sync that succeeded is believed when those that ran beside it have ended, none with a failure.
 //!
-//! A sync that took the report is at its end, so that its worker sees that end at once, however slow the disk is. But a worker
-//! that nobody has promised to drive may never look. It is not waited for without end.
+//! So a sync waits for the slowest of those beside it. One whose worker nobody drives may never be seen to end: it is not
+//! waited for without end ([`crate::drive`]), and if it failed, later syncs say so.
 
+use crate::drive::{Drive, OneOf};
 use crate::sabotage::{self, Fault};
 use crate::sync::{Mutex, WaitList};
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 
 /// The number of a sync, by which those of one file are told apart.
@@ -17,12 +19,12 @@ use std::task::Poll;
 pub(crate) struct SyncNumber(u64);
 
 /// The observer of the end of a sync.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum SeenBy {
-    /// A thread that promised to look.
-    Driven,
-    /// A thread that may do something else.
-    Anyone,
+    /// The thread that does it.
+    ItsThread,
+    /// A worker, when it takes a turn.
+    Worker(Arc<Drive>),
 }
 
 /// The syncs of one file.
@@ -52,15 +54,32 @@ impl Syncs {
         self.remove(|other, _| other == number);
     }
 
-    /// Waits no longer for those up to `last` that may never be seen to end. A failure of theirs shows later.
-    pub(crate) fn give_up(&self, last: SyncNumber) {
-        self.remove(|number, by| number <= last && by == SeenBy::Anyone);
+    /// Waits no longer for those up to `last` of workers that nobody drives.
+    pub(crate) fn give_up(&self, last: SyncNumber, undriven: &[OneOf]) {
+        self.remove(|number, by| match by {
+            SeenBy::ItsThread => false,
+            SeenBy::Worker(drive) => {
+                number <= last && undriven.iter().flatten().any(|one| Arc::ptr_eq(one, drive))
+            }
+        });
     }
 
-    fn remove(&self, is_over: impl Fn(SyncNumber, SeenBy) -> bool) {
+    /// The workers that see the ends of those up to `last`.
+    pub(crate) fn seen_by(&self, last: SyncNumber) -> Vec<OneOf> {
+        let state = self.0.lock();
+        let awaited = state.under_way.iter().take_while(|(number, _)| *number <= last);
+        awaited
+            .filter_map(|(_, by)| match by {
+                SeenBy::ItsThread => None,
+                SeenBy::Worker(drive) => Some(vec![Arc::clone(drive)]),
+            })
+            .collect()
+    }
+
+    fn remove(&self, is_over: impl Fn(SyncNumber, &SeenBy) -> bool) {
         let waiting = {
             let mut state = self.0.lock();
-            state.under_way.retain(|(number, by)| !is_over(*number, *by));
+            state.under_way.retain(|(number, by)| !is_over(*number, by));
             state.waiting.take()
         };
         waiting.wake();

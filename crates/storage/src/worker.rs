@@ -16,6 +16,7 @@ mod simulated;
 
 use crate::backend::Backend;
 use crate::buf::IoBuf;
+use crate::drive::Drive;
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::executor::{Executor, JoinHandle};
 use crate::file::File;
@@ -45,14 +46,12 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a worker waits, with nothing of its own in flight, for tasks that wait for other threads.
 const PATIENCE_AT_END: Duration = Duration::from_secs(5);
-/// The same, if other workers wait for one of these tasks ([`Worker::awaited_by_others`]).
-const PATIENCE_FOR_OTHERS: Duration = Duration::from_secs(30);
 
 /// A handle to the worker of this thread; cheap to clone, not `Send`.
 ///
 /// Dropping the last handle runs the tasks that are left and waits for the operations in flight. Tasks that wait
-/// for something that no operation or timer of this worker will bring are given five seconds without any news (half a minute,
-/// if one of them is a commit that others wait for), then they are dropped. A task that goes on for ever must be told to end before.
+/// for something that no operation or timer of this worker will bring are given five seconds without any news, then they are
+/// dropped; but not while one of them is a commit that others wait for. A task that goes on for ever must be told to end before.
 ///
 /// Tasks get handles that do not count, from [`Worker::spawn_with`] or [`Worker::uncounted`]. A task that captures a
 /// counted handle, from [`Clone`], puts the end of its worker off until the task is over or its thread ends.
@@ -115,8 +114,8 @@ struct Inner {
     sibling: Option<MakeWorker>,
     /// Turns within each other: more than 1 when a task calls `block_on` or `poll`.
     turns: Cell<u32>,
-    /// Its thread has promised to drive it.
-    driven: Cell<bool>,
+    /// What others know of its being driven.
+    drive: Arc<Drive>,
     /// Tasks that other workers wait for.
     awaited: Cell<u32>,
     /// The end has begun.
@@ -206,8 +205,10 @@ impl Worker {
         fallback_reason: Option<String>,
         sibling: Option<MakeWorker>,
     ) -> Self {
+        let id = backend.simulated().map_or_else(WorkerId::take, |queue| WorkerId::of_world(queue.number()));
         let inner = Rc::new(Inner {
-            id: backend.simulated().map_or_else(WorkerId::take, |queue| WorkerId::of_world(queue.number())),
+            drive: Drive::new(id.number, Arc::clone(&notifier)),
+            id,
             executor: Executor::new(Arc::clone(&notifier)),
             notifier,
             backend: RefCell::new(backend),
@@ -222,7 +223,6 @@ impl Worker {
             fallback_reason,
             sibling,
             turns: Cell::new(0),
-            driven: Cell::new(false),
             awaited: Cell::new(0),
             ending: Cell::new(false),
             made_in: ForkMark::here(),
@@ -306,14 +306,19 @@ impl Worker {
     ///
     /// Work that others may wait for, such as the commit of an image, then runs here when a request of this worker asks for
     /// it. Otherwise it is handed to a thread of the image's own and back, which takes some ten microseconds more.
-    /// A thread that breaks the promise holds up everybody who uses the same images: their flushes wait for half a minute, and
-    /// fail.
+    /// A thread that breaks the promise holds up everybody who uses the same images: their flushes wait until it goes on.
     pub fn promise_to_drive(&self) {
-        self.inner.driven.set(true);
+        self.inner.drive.promise();
     }
 
-    /// Marks the task that holds the result as one that other workers wait for. The end of this worker has more patience with
-    /// it: it may wait for a slow disk on another thread.
+    /// What others know of its being driven.
+    #[inline]
+    pub fn drive(&self) -> &Arc<Drive> {
+        &self.inner.drive
+    }
+
+    /// Marks the task that holds the result as one that other workers wait for. The end of this worker waits until it is over:
+    /// it may wait for a slow disk on another thread.
     pub fn awaited_by_others(&self) -> AwaitedByOthers {
         self.inner.awaited.set(self.inner.awaited.get() + 1);
         AwaitedByOthers(Rc::clone(&self.inner))
@@ -321,7 +326,7 @@ impl Worker {
 
     /// Whether [`Worker::promise_to_drive`] was called.
     pub fn is_driven(&self) -> bool {
-        self.inner.driven.get()
+        self.inner.drive.has_promised()
     }
 
     /// Runs `future` and all tasks until `future` is done.
@@ -525,6 +530,7 @@ impl Inner {
         if depth == 0 {
             self.backend.borrow_mut().signal_off();
             self.notifier.begin_turn();
+            self.drive.begin_turn();
             self.executor.absorb_remote();
         }
         self.turns.set(depth + 1);
@@ -640,13 +646,13 @@ impl Inner {
                 self.sleep(None);
                 quiet_since = Instant::now();
             } else {
+                // What others wait for was handed to threads that are driven.
                 let is_awaited = self.ending.get() && self.awaited.get() > 0 && !patience.is_zero();
-                let patience = if is_awaited { PATIENCE_FOR_OTHERS } else { patience };
                 let left = patience.saturating_sub(quiet_since.elapsed());
-                if left.is_zero() {
+                if left.is_zero() && !is_awaited {
                     return false;
                 }
-                self.sleep(Some(left));
+                self.sleep(Some(left).filter(|_| !is_awaited));
             }
         }
     }
@@ -672,7 +678,10 @@ impl Inner {
                 }
             }));
             match drained {
-                Ok(()) => return result,
+                Ok(()) => {
+                    self.drive.end_promise();
+                    return result;
+                }
                 Err(panic) => result = Err(panic),
             }
         }
@@ -691,6 +700,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.end();
+        self.drive.end();
     }
 }
 
@@ -704,6 +714,7 @@ impl Drop for Turn<'_> {
         if depth == 0 {
             let mut backend = self.0.backend.borrow_mut();
             backend.submit_queued();
+            self.0.drive.end_turn();
             self.0.notifier.leave_turn();
             backend.signal_on();
             drop(backend);

@@ -1,6 +1,7 @@
 //! The worker's operations on files.
 
 use crate::buf::IoBufs;
+use crate::drive::{BETWEEN_LOOKS, while_driven};
 use crate::error::{IoError, IoErrorKind, Op};
 use crate::file::{Capability, File};
 use crate::file_types::{FileExtent, FileKind};
@@ -10,11 +11,8 @@ use crate::sabotage::{self, Fault};
 use crate::syncs::{SeenBy, SyncNumber};
 use crate::unaligned::{self, Fit};
 use crate::worker::Worker;
-use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::pin::pin;
-use std::task::Poll;
-use std::time::Duration;
+use std::sync::Arc;
 
 /// Block devices punch and zero whole logical blocks only; no device has larger ones, and partial discards are of
 /// no use to any.
@@ -23,11 +21,6 @@ const DEVICE_BLOCK: u64 = 4096;
 const LARGEST_BLOCK: u64 = 65536;
 /// The most zero bytes written at once.
 const ZEROES: u64 = 1 << 20;
-
-/// How long a flush waits for the end of those of other workers, whoever drives these.
-const SHORT: Duration = Duration::from_secs(1);
-/// How long it waits for those of workers that a thread has promised to drive.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of an operation on a file.
 fn error(file: &File, op: Op, kind: IoErrorKind, offset: u64, len: u64) -> IoError {
@@ -99,10 +92,9 @@ impl Worker {
     /// fdatasync. After one failed, every later one of this file fails too, and so does one that ran beside it. So does every one
     /// after a change of the file was abandoned while it was under way.
     ///
-    /// # Errors
-    /// [`IoErrorKind::FlushPending`]: one of another worker, which began before this one ended, has not ended for half a
-    /// minute more, though a thread has promised to drive that worker. Whether it failed is not known before that worker is
-    /// polled. One of a worker without that promise is waited for a second: if it failed, later flushes say so.
+    /// Those of other workers that began before this one ended are waited for, however long they take: one of them may have
+    /// been told of the loss of what this one was to make durable. One whose worker nobody drives is given up after a while
+    /// ([`crate::drive`]): if it failed, later flushes say so.
     pub async fn flush(&self, file: &File) -> Result<(), IoError> {
         let fail = |kind| error(file, Op::Flush, kind, 0, 0);
         if file.skips_flush() && (!file.has_flush_failed() || sabotage::is(Fault::BelieveUnsafeFlush)) {
@@ -112,19 +104,13 @@ impl Worker {
             return Err(fail(IoErrorKind::FlushFailedBefore));
         }
         self.count(|stats| stats.flushes += 1);
-        let seen_by = if self.is_driven() { SeenBy::Driven } else { SeenBy::Anyone };
         let mut request = OpRequest::new(file.clone(), OpKind::Flush, 0, 0, IoBufs::new(), None);
-        request.sync = Some(file.syncs().begin(seen_by));
-        let (_, result) = self.operate(file, Box::new(request)).await;
+        request.sync = Some(file.syncs().begin(SeenBy::Worker(Arc::clone(self.drive()))));
+        let (_, result) = self.shown(file, "a flush", self.operate(file, Box::new(request))).await;
         result.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
-        if let Some(last) = file.syncs().last()
-            && !self.have_ended(file, last, SHORT).await
-        {
-            file.syncs().give_up(last);
-            if !self.have_ended(file, last, PATIENCE).await {
-                return Err(fail(IoErrorKind::FlushPending));
-            }
+        if let Some(last) = file.syncs().last() {
+            self.shown(file, "the flushes beside its own", self.see_the_end_of(file, last)).await;
         }
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));
@@ -133,15 +119,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether the syncs of a file up to `last` end within `time`.
-    async fn have_ended(&self, file: &File, last: SyncNumber, time: Duration) -> bool {
-        let mut ended = pin!(file.syncs().wait(last));
-        let mut patience = pin!(self.sleep(time));
-        poll_fn(|cx| match ended.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(true),
-            Poll::Pending => patience.as_mut().poll(cx).map(|()| false),
-        })
-        .await
+    /// Waits until the syncs of a file up to `last` have ended, or can't be seen to end.
+    async fn see_the_end_of(&self, file: &File, last: SyncNumber) {
+        let syncs = file.syncs();
+        let pause = async || self.sleep(BETWEEN_LOOKS).await;
+        while let Err(undriven) = while_driven(pause, || syncs.seen_by(last), syncs.wait(last)).await {
+            syncs.give_up(last, &undriven);
+        }
     }
 
     /// An fallocate; a refusal is remembered and told as `Unsupported`.

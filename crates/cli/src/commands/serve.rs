@@ -219,7 +219,7 @@ fn serve(
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
     for ((Opened { image, access, base }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
-        let export = Export::new(name, image, *access).with_bitmaps(bitmaps);
+        let export = Export::new(name, image, *access).with_waits_told(&args.log()).with_bitmaps(bitmaps);
         exports.push(configured(args, export));
         if args.image.network.keeps_reads() {
             let (on, image) = (session.worker().clone(), base.as_ref().unwrap_or(image).clone());

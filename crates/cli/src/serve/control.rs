@@ -18,7 +18,7 @@ use zebu::storage::{File, FileKind, LockMode, OpenFlags};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports, MemoryBudget};
-use zebu_storage::{Socket, Worker};
+use zebu_storage::{LongWait, Socket, Worker};
 
 /// Bytes of a request.
 const MAX_LINE: usize = 64 << 10;
@@ -242,6 +242,7 @@ fn stats(export: &Export) -> Value {
         "read-only": export.access() == Access::ReadOnly,
         "clients": export.metrics().clients(),
         "in-flight": export.metrics().in_flight(),
+        "waits": image.long_waits().iter().map(wait).collect::<Vec<_>>(),
         "failed-copies-on-read": export.failed_copies(),
         "requests": requests,
         "image": {
@@ -261,6 +262,15 @@ fn stats(export: &Export) -> Value {
             "clusters-freed": counters.clusters_freed,
             "clusters-released": counters.clusters_released,
         },
+    })
+}
+
+fn wait(wait: &LongWait) -> Value {
+    json!({
+        "for": wait.what,
+        "file": wait.file.to_string_lossy(),
+        "worker": wait.worker,
+        "seconds": wait.took.as_secs(),
     })
 }
 

@@ -13,6 +13,7 @@ use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::sync::{Clock, Standing};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zebu_storage::drive::Drive;
 use zebu_storage::sabotage::Fault;
 
 const SLICE: usize = 512;
@@ -87,6 +88,10 @@ struct Hasty;
 
 impl Clock for Hasty {
     async fn patience(&self) {}
+
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        None
+    }
 }
 
 /// Two load the same slice at once, because neither waits for the other; each changes a byte of what it finds.

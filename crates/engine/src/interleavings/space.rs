@@ -7,15 +7,14 @@ use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
 use crate::qcow2::space::free::{Allocated, FreeSpace, SpaceContent};
 use crate::qcow2::space::windows::Windows;
-use crate::sync::AsyncMutex;
-use crate::sync::Mutex;
-use crate::sync::ReadEpochs;
+use crate::sync::{AsyncMutex, Mutex, ReadEpochs, Standing, drive};
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::future::poll_fn;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use zebu_storage::drive::Drive;
 use zebu_storage::sabotage::{Fault, under};
 
 const GUESTS: u64 = 2;
@@ -33,6 +32,7 @@ struct Image {
     space: Mutex<Space>,
     space_mutex: AsyncMutex,
     readers: ReadEpochs,
+    drives: [Arc<Drive>; 4],
     /// The host cluster of each guest cluster.
     mapping: Mutex<Vec<Option<u64>>>,
     freed: Mutex<Vec<u64>>,
@@ -52,6 +52,7 @@ impl Image {
             space: Mutex::new(space),
             space_mutex: AsyncMutex::default(),
             readers: ReadEpochs::default(),
+            drives: std::array::from_fn(drive),
             mapping: Mutex::new(vec![None; GUESTS as usize]),
             freed: Mutex::default(),
             contents: (0..HOSTS).map(|_| AtomicU64::new(0)).collect(),
@@ -62,7 +63,7 @@ impl Image {
     /// Writes a guest cluster to a new place, as every write of a shared or compressed cluster does.
     async fn write(&self, worker: usize, guest: u64) {
         loop {
-            let inside = self.readers.enter(worker);
+            let inside = self.readers.enter(&self.drives[worker]);
             let allocated = {
                 let mut shard = self.slices.lock(0);
                 if shard.in_flight().contains(guest) {
@@ -130,7 +131,7 @@ impl Image {
 
     async fn release(&self) {
         let freed = std::mem::take(&mut *self.freed.lock());
-        self.readers.wait().await;
+        self.readers.wait(&Standing).await;
         let _turn = self.space_mutex.lock().await;
         for host in freed {
             self.contents[host as usize].store(0, SeqCst);
@@ -139,7 +140,7 @@ impl Image {
     }
 
     fn read(&self, worker: usize, guest: u64) {
-        let _inside = self.readers.enter(worker);
+        let _inside = self.readers.enter(&self.drives[worker]);
         let host = self.mapping.lock()[guest as usize];
         if let Some(host) = host {
             let content = self.contents[host as usize].load(SeqCst);

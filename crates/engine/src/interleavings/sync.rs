@@ -2,7 +2,7 @@
 
 use super::{block_on, explore, give_up_after_one_poll, is_caught, spawn};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use crate::sync::{AsyncMutex, ReadEpochs, RequestBarrier, Standing, TurnWait};
+use crate::sync::{AsyncMutex, ReadEpochs, RequestBarrier, Standing, drive};
 use std::sync::Arc;
 use zebu_storage::sabotage::Fault;
 
@@ -47,12 +47,12 @@ fn barrier() {
             let (barrier, inside, alone) = (barrier.clone(), inside.clone(), alone.clone());
             spawn(move || {
                 if number < 2 {
-                    let _inside = block_on(barrier.enter(number));
+                    let _inside = block_on(barrier.enter(&drive(number)));
                     inside.fetch_add(1, SeqCst);
                     assert!(!alone.load(SeqCst), "inside beside the one who is alone");
                     inside.fetch_sub(1, SeqCst);
                 } else {
-                    let _alone = block_on(barrier.alone(&Standing, TurnWait::Unbounded, async || {}));
+                    let _alone = block_on(barrier.alone(&Standing, Vec::new, async || {}));
                     assert!(!alone.swap(true, SeqCst), "two are alone");
                     assert_eq!(inside.load(SeqCst), 0, "somebody is inside");
                     alone.store(false, SeqCst);
@@ -70,10 +70,10 @@ fn barrier_given_up() {
     let barrier = Arc::new(RequestBarrier::default());
     let theirs = barrier.clone();
     let thread = spawn(move || {
-        block_on(give_up_after_one_poll(theirs.alone(&Standing, TurnWait::Unbounded, async || {})))
+        block_on(give_up_after_one_poll(theirs.alone(&Standing, Vec::new, async || {})))
     });
     for worker in 0..2 {
-        drop(block_on(barrier.enter(worker)));
+        drop(block_on(barrier.enter(&drive(worker))));
     }
     thread.join().unwrap();
 }
@@ -104,8 +104,9 @@ fn read_epochs() {
         .map(|worker| {
             let (epochs, pointer, gone) = (epochs.clone(), pointer.clone(), gone.clone());
             spawn(move || {
+                let drive = drive(worker);
                 for _ in 0..2 {
-                    let _inside = epochs.enter(worker);
+                    let _inside = epochs.enter(&drive);
                     let place = pointer.load(SeqCst);
                     assert!(!gone[place].load(SeqCst), "place {place} was given up while it was in use");
                 }
@@ -114,7 +115,7 @@ fn read_epochs() {
         .collect();
     for next in 1..PLACES {
         let old = pointer.swap(next, SeqCst);
-        block_on(epochs.wait());
+        block_on(epochs.wait(&Standing));
         gone[old].store(true, SeqCst);
     }
     for reader in readers {

@@ -103,8 +103,8 @@ impl ImageFiles {
         Ok(())
     }
 
-    /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable, so writing stops; but not for
-    /// one whose outcome is not known yet, since each later one fails if that failed.
+    /// Makes what was written to `file` durable. A failed sync leaves unknown what is durable, so writing stops. One that only
+    /// takes long has not failed: it is waited for.
     pub(crate) async fn barrier(&self, worker: &Worker, file: &File) -> Result<()> {
         if sabotage::is(Fault::SkipDataFileBarrier)
             && self.data_file.as_ref().is_some_and(|d| d.id() == file.id())
@@ -113,9 +113,7 @@ impl ImageFiles {
         }
         worker.flush(file).await.map_err(|e| {
             let error = Error::from(e).on(self.path());
-            if error.kind() != ErrorKind::Busy {
-                self.poison(&error);
-            }
+            self.poison(&error);
             error
         })
     }

@@ -3,7 +3,7 @@
 use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::Allocated;
 use crate::qcow2::state::Qcow2;
-use crate::sync::with_long_patience;
+use crate::sync::while_driven;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use zebu_storage::Worker;
@@ -47,12 +47,13 @@ impl Qcow2 {
             if quarantine.has_any() {
                 self.commit(worker).await?;
                 let some = quarantine.some_are_released(released);
-                if with_long_patience(worker, some).await.is_none() {
+                let some = while_driven(worker, || self.readers().awaited(), some);
+                if worker.shown(self.file(), "space that is given back", some).await.is_none() {
                     if self.space.refill_from_windows(wanted, count).await {
                         return Ok(());
                     }
-                    let message = "no space is left but what was given back, and a read of that has not ended for half a \
-                                   minute; poll or drop its worker";
+                    let message = "no space is left but what was given back, and a read of that does not end: its worker is \
+                                   not driven; poll or drop it";
                     return Err(Error::new(ErrorKind::NoSpace, message).on(self.path()));
                 }
             }

@@ -1,12 +1,8 @@
 //! Making everything durable, and changes of the header that come after it.
 
 use crate::qcow2::state::Qcow2;
-use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use crate::sync::with_long_patience;
+use crate::sync::while_driven;
 use crate::{Error, Result};
-use futures_util::future::select;
-use std::future::pending;
-use std::pin::pin;
 use std::sync::Arc;
 use zebu_qcow2::Header;
 use zebu_storage::Worker;
@@ -34,26 +30,17 @@ impl Qcow2 {
     /// that hold it.
     ///
     /// # Errors
-    /// Failures of the file. `ErrorKind::Busy`: a read has held a release for half a minute. A release that only takes long is
-    /// waited for.
+    /// Failures of the file. `ErrorKind::Busy`: a read holds a release, and nobody drives its worker. What only takes long
+    /// is waited for.
     pub(crate) async fn free_what_waits(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         self.end_packing(worker).await?;
         self.commit(worker).await?;
-        loop {
-            let have_reads_ended = AtomicBool::new(false);
-            let reads = pin!(async {
-                self.readers().wait().await;
-                have_reads_ended.store(true, Relaxed);
-                pending::<()>().await;
-            });
-            let releases = pin!(self.space.quarantine().releases_done());
-            if with_long_patience(worker, select(releases, reads)).await.is_some() {
-                return Ok(());
-            }
-            if !have_reads_ended.load(Relaxed) {
-                return Err(Error::undriven("the operation can't begin", "a read").on(self.path()));
-            }
-        }
+        let releases = self.space.quarantine().releases_done();
+        let releases = while_driven(worker, || self.readers().awaited(), releases);
+        worker
+            .shown(self.file(), "reads that hold space", releases)
+            .await
+            .ok_or_else(|| Error::undriven("the operation can't begin", "a read").on(self.path()))
     }
 
     /// As [`Qcow2::settle`], and gives back what was set aside, so that the file holds nothing that the image does not

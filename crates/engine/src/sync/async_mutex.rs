@@ -3,7 +3,9 @@
 use crate::sync::{Mutex, WaitList};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use zebu_storage::drive::{Drive, OneOf};
 use zebu_storage::sabotage::{self, Fault};
 
 /// A mutual exclusion lock that workers of any thread wait for without blocking.
@@ -18,6 +20,8 @@ pub(crate) struct AsyncMutex {
 #[derive(Debug, Default)]
 struct State {
     held: bool,
+    /// The worker of the holder, if that may be one that nobody drives.
+    holder: Option<Arc<Drive>>,
     waiting: WaitList,
 }
 
@@ -26,9 +30,20 @@ struct State {
 pub(crate) struct AsyncMutexGuard<'a>(&'a AsyncMutex);
 
 impl AsyncMutex {
-    /// Waits for the lock.
+    /// Waits for the lock, for a holder that is driven.
     pub(crate) fn lock(&self) -> Lock<'_> {
-        Lock(self)
+        Lock { mutex: self, holder: None }
+    }
+
+    /// Waits for the lock, for a holder on the worker of `drive`.
+    pub(crate) fn lock_by(&self, drive: Option<&Arc<Drive>>) -> Lock<'_> {
+        Lock { mutex: self, holder: drive.cloned() }
+    }
+
+    /// The worker of the holder, if it is known.
+    pub(crate) fn awaited(&self) -> Vec<OneOf> {
+        let state = self.state.lock();
+        state.holder.iter().map(|drive| vec![drive.clone()]).collect()
     }
 }
 
@@ -37,6 +52,7 @@ impl Drop for AsyncMutexGuard<'_> {
         let waiting = {
             let mut state = self.0.state.lock();
             state.held = false;
+            drop(state.holder.take());
             state.waiting.take()
         };
         if sabotage::is(Fault::WakeOneAtMutex) { waiting.wake_first() } else { waiting.wake() }
@@ -45,16 +61,21 @@ impl Drop for AsyncMutexGuard<'_> {
 
 /// The wait for an [`AsyncMutex`].
 #[derive(Debug)]
-pub(crate) struct Lock<'a>(&'a AsyncMutex);
+pub(crate) struct Lock<'a> {
+    mutex: &'a AsyncMutex,
+    holder: Option<Arc<Drive>>,
+}
 
 impl<'a> Future for Lock<'a> {
     type Output = AsyncMutexGuard<'a>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.0.state.lock();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mutex = self.mutex;
+        let mut state = mutex.state.lock();
         if !state.held {
             state.held = true;
-            return Poll::Ready(AsyncMutexGuard(self.0));
+            state.holder = self.holder.take();
+            return Poll::Ready(AsyncMutexGuard(mutex));
         }
         state.waiting.add(cx.waker());
         Poll::Pending

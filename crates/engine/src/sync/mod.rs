@@ -20,10 +20,10 @@ pub(crate) use gate::{Closed as ClosedGate, Gate};
 pub(crate) use mutex::{Mutex, MutexGuard};
 pub(crate) use once_lock::OnceLock;
 #[cfg(test)]
-pub(crate) use patience::Standing;
-pub(crate) use patience::{Clock, GrowingPatience, LONG, PATIENCE, with_long_patience, with_patience};
+pub(crate) use patience::{Standing, drive};
+pub(crate) use patience::{Clock, GrowingPatience, while_driven, with_patience};
 pub(crate) use read_epochs::{EpochGuard, Moment, ReadEpochs};
-pub(crate) use request_barrier::{Alone, Inside, RequestBarrier, TurnWait};
+pub(crate) use request_barrier::{Alone, Inside, RequestBarrier};
 pub(crate) use rw_lock::{RwLock, RwLockWriteGuard};
 pub(crate) use wait_queue::WaitQueue;
 pub(crate) use zebu_storage::sync::{WaitList, Wakers};

@@ -1,15 +1,18 @@
-//! Patience with work that another request has under way on a worker that may not be polled.
+//! Patience with work that another request has under way on a worker that may not be driven.
 //!
 //! Loads are shared: the first request that misses a slice reads it, the others wait. The read belongs to the first one's
 //! worker, whose embedder may do something else for as long as it likes. A read can be repeated without harm, so whoever
 //! has waited for [`PATIENCE`] reads for itself.
+//!
+//! What can't be repeated is waited for as long as it may come ([`while_driven`]).
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::drive::{self, BETWEEN_LOOKS, Drive, OneOf};
 
 /// How long the read of another request is waited for. Slow disks answer within it, so reads are rarely repeated.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -18,15 +21,31 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) trait Clock {
     /// Ends after [`PATIENCE`].
     fn patience(&self) -> impl Future<Output = ()>;
+
+    /// Ends when it is time to look at those who are waited for.
+    fn look(&self) -> impl Future<Output = ()> {
+        self.patience()
+    }
+
+    /// The worker of the request.
+    fn drive(&self) -> Option<&Arc<Drive>>;
 }
 
 impl Clock for Worker {
     async fn patience(&self) {
         self.sleep(PATIENCE).await;
     }
+
+    async fn look(&self) {
+        self.sleep(BETWEEN_LOOKS).await;
+    }
+
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        Some(Self::drive(self))
+    }
 }
 
-/// A clock that stands still: whoever is waited for is polled.
+/// A clock that stands still: whoever is waited for is driven.
 #[cfg(test)]
 pub(crate) struct Standing;
 
@@ -35,40 +54,37 @@ impl Clock for Standing {
     fn patience(&self) -> impl Future<Output = ()> {
         std::future::pending()
     }
+
+    fn drive(&self) -> Option<&Arc<Drive>> {
+        None
+    }
+}
+
+/// A worker of this number that nobody drives.
+#[cfg(test)]
+pub(crate) fn drive(number: usize) -> Arc<Drive> {
+    Arc::new(Drive::unknown(number))
 }
 
 /// The result of `waits`, or `None` when patience is over.
 pub(crate) async fn with_patience<T>(clock: &impl Clock, waits: impl Future<Output = T>) -> Option<T> {
-    until_over(waits, clock.patience()).await
-}
-
-/// Times of [`PATIENCE`] after which a request that has not ended counts as one that never will: its worker is not polled,
-/// or its disk does not answer.
-pub(crate) const LONG: u32 = 30;
-
-/// The result of `waits`, or `None` after half a minute. For work that can't be done without the end of another's request,
-/// and can be given up.
-pub(crate) async fn with_long_patience<T>(clock: &impl Clock, waits: impl Future<Output = T>) -> Option<T> {
-    let long = async {
-        for _ in 0..LONG {
-            clock.patience().await;
-        }
-        if sabotage::is(Fault::WaitWithoutBound) {
-            std::future::pending::<()>().await;
-        }
-    };
-    until_over(waits, long).await
-}
-
-async fn until_over<T>(waits: impl Future<Output = T>, patience: impl Future<Output = ()>) -> Option<T> {
-    let mut waits = pin!(waits);
-    // Starts with its first poll, when there is something to wait for.
-    let mut patience = pin!(patience);
+    let (mut waits, mut patience) = (pin!(waits), pin!(clock.patience()));
+    // Patience starts with its first poll, when there is something to wait for.
     poll_fn(|cx| match waits.as_mut().poll(cx) {
         Poll::Ready(value) => Poll::Ready(Some(value)),
         Poll::Pending => patience.as_mut().poll(cx).map(|()| None),
     })
     .await
+}
+
+/// The result of `waits`, which needs all of `awaited`, or `None` if nobody drives one of these. For work that can be given
+/// up.
+pub(crate) async fn while_driven<T>(
+    clock: &impl Clock,
+    awaited: impl Fn() -> Vec<OneOf>,
+    waits: impl Future<Output = T>,
+) -> Option<T> {
+    drive::while_driven(async || clock.look().await, awaited, waits).await.ok()
 }
 
 /// Times that patience is had with one wait, at most.

@@ -1,7 +1,9 @@
 //! Requests that change an image, and operations that must be alone with it.
 
-use crate::sync::with_long_patience;
+use crate::sync::while_driven;
 use crate::sync::{AsyncMutex, AsyncMutexGuard, Clock, ClosedGate, EpochGuard, Gate, ReadEpochs};
+use std::sync::Arc;
+use zebu_storage::drive::{Drive, OneOf};
 use zebu_storage::sabotage::{self, Fault};
 
 /// A readers-writer lock between requests (together) and an operation (alone: a resize, a snapshot).
@@ -30,51 +32,40 @@ pub(crate) struct Alone<'a> {
     _one: AsyncMutexGuard<'a>,
 }
 
-/// How long an operation waits for those before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TurnWait {
-    /// Until they have ended, which they do: they run on the image's own worker.
-    Unbounded,
-    /// Half a minute: one of them may run on a worker that is not polled.
-    Patient,
-}
-
 impl RequestBarrier {
-    fn try_enter(&self, worker: usize) -> Option<Inside<'_>> {
+    fn try_enter(&self, drive: &Arc<Drive>) -> Option<Inside<'_>> {
         let trusts_a_look_before = sabotage::is(Fault::LookBeforeCount) && self.gate.is_open();
-        let inside = Inside { _counted: self.inside.enter(worker) };
+        let inside = Inside { _counted: self.inside.enter(drive) };
         (trusts_a_look_before || self.gate.is_open()).then_some(inside)
     }
 
-    /// Enters; waits while an operation is alone. `worker` spreads the counters. A request that is inside must not wait
-    /// for anything that needs to be alone.
-    pub(crate) async fn enter(&self, worker: usize) -> Inside<'_> {
-        if let Some(inside) = self.try_enter(worker) {
+    /// Enters, as a request of the worker of `drive`; waits while an operation is alone. A request that is inside must not
+    /// wait for anything that needs to be alone.
+    pub(crate) async fn enter(&self, drive: &Arc<Drive>) -> Inside<'_> {
+        if let Some(inside) = self.try_enter(drive) {
             return inside;
         }
-        self.gate.pass(|| self.try_enter(worker)).await
+        self.gate.pass(|| self.try_enter(drive)).await
     }
 
     /// Waits until those inside have left, then for its turn. Then closes the barrier until the guard is dropped, and waits for
-    /// those inside and for `others`. `None`: a wait did not end within half a minute, but for the one for the
-    /// turn if it is unbounded.
+    /// those inside and with `others` for the workers of `awaited`. `None`: nobody drives one of those that it has to wait for.
     pub(crate) async fn alone(
         &self,
         clock: &impl Clock,
-        wait: TurnWait,
+        awaited: impl Fn() -> Vec<OneOf>,
         others: impl AsyncFn(),
     ) -> Option<Alone<'_>> {
         // Before the turn: several who wait for one request learn at once that it does not end.
-        with_long_patience(clock, self.inside.wait()).await?;
-        let one = match wait {
-            TurnWait::Unbounded => self.one_alone.lock().await,
-            TurnWait::Patient => with_long_patience(clock, self.one_alone.lock()).await?,
-        };
+        while_driven(clock, || self.inside.awaited(), self.inside.wait(clock)).await?;
+        let turn = self.one_alone.lock_by(clock.drive());
+        let one = while_driven(clock, || self.one_alone.awaited(), turn).await?;
         let leave = async || {
-            self.inside.wait().await;
+            self.inside.wait(clock).await;
             others().await;
         };
-        let closed = with_long_patience(clock, self.gate.close_after(clock, leave)).await?;
+        let all = || self.inside.awaited().into_iter().chain(awaited()).collect();
+        let closed = while_driven(clock, all, self.gate.close_after(clock, leave)).await?;
         Some(Alone { _closed: closed, _one: one })
     }
 }
@@ -82,7 +73,7 @@ impl RequestBarrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::Standing;
+    use crate::sync::{Standing, drive};
     use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
     use std::future::poll_fn;
     use std::pin::pin;
@@ -98,19 +89,19 @@ mod tests {
     #[test]
     fn whoever_is_alone_waits_for_those_inside_and_keeps_newcomers_out() {
         let barrier = RequestBarrier::default();
-        let Poll::Ready(first) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
-        let mut alone = pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
+        let Poll::Ready(first) = poll(pin!(barrier.enter(&drive(0)))) else { panic!("nobody is alone") };
+        let mut alone = pin!(barrier.alone(&Standing, Vec::new, nothing));
         assert!(poll(alone.as_mut()).is_pending());
-        let Poll::Ready(second) = poll(pin!(barrier.enter(17))) else {
+        let Poll::Ready(second) = poll(pin!(barrier.enter(&drive(17)))) else {
             panic!("it waits with the door open")
         };
         drop(first);
         assert!(poll(alone.as_mut()).is_pending());
-        let mut late = pin!(barrier.enter(17));
+        let mut late = pin!(barrier.enter(&drive(17)));
         drop(second);
         let Poll::Ready(alone) = poll(alone) else { panic!("everybody has left") };
         assert!(poll(late.as_mut()).is_pending());
-        let mut another = pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
+        let mut another = pin!(barrier.alone(&Standing, Vec::new, nothing));
         assert!(poll(another.as_mut()).is_pending());
         drop(alone);
         let Poll::Ready(late) = poll(late) else { panic!("nobody is alone any more") };
@@ -127,6 +118,14 @@ mod tests {
                 Some(left) => self.0.set(left),
                 None => std::future::pending().await,
             }
+        }
+
+        fn look(&self) -> impl Future<Output = ()> {
+            std::future::pending()
+        }
+
+        fn drive(&self) -> Option<&Arc<Drive>> {
+            None
         }
     }
 
@@ -146,10 +145,10 @@ mod tests {
             })
             .await;
         };
-        let Poll::Ready(inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
-        let mut alone = pin!(barrier.alone(&hasty, TurnWait::Unbounded, held));
+        let Poll::Ready(inside) = poll(pin!(barrier.enter(&drive(0)))) else { panic!("nobody is alone") };
+        let mut alone = pin!(barrier.alone(&hasty, Vec::new, held));
         assert!(poll(alone.as_mut()).is_pending());
-        assert!(poll(pin!(barrier.enter(1))).is_ready());
+        assert!(poll(pin!(barrier.enter(&drive(1)))).is_ready());
         drop(inside);
         assert!(poll(alone.as_mut()).is_ready(), "it opened the door and began anew");
         assert_eq!(hasty.0.get(), 0);
@@ -159,13 +158,13 @@ mod tests {
     fn a_wait_that_is_given_up_lets_the_others_in() {
         let barrier = RequestBarrier::default();
         let held = async || std::future::pending().await;
-        let Poll::Ready(_inside) = poll(pin!(barrier.enter(0))) else { panic!("nobody is alone") };
+        let Poll::Ready(_inside) = poll(pin!(barrier.enter(&drive(0)))) else { panic!("nobody is alone") };
         {
-            let mut alone = pin!(barrier.alone(&Standing, TurnWait::Unbounded, held));
+            let mut alone = pin!(barrier.alone(&Standing, Vec::new, held));
             assert!(poll(alone.as_mut()).is_pending());
         }
-        assert!(poll(pin!(barrier.enter(1))).is_ready());
-        assert!(poll(pin!(barrier.alone(&Standing, TurnWait::Unbounded, nothing))).is_pending());
+        assert!(poll(pin!(barrier.enter(&drive(1)))).is_ready());
+        assert!(poll(pin!(barrier.alone(&Standing, Vec::new, nothing))).is_pending());
     }
 
     struct Unpark(std::thread::Thread);
@@ -196,12 +195,12 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         if round % 20 == worker {
-                            let _alone = block_on(barrier.alone(&Standing, TurnWait::Unbounded, nothing));
+                            let _alone = block_on(barrier.alone(&Standing, Vec::new, nothing));
                             alone.fetch_add(1, SeqCst);
                             assert_eq!((inside.load(SeqCst), alone.load(SeqCst)), (0, 1));
                             alone.fetch_sub(1, SeqCst);
                         } else {
-                            let _inside = block_on(barrier.enter(worker));
+                            let _inside = block_on(barrier.enter(&drive(worker)));
                             inside.fetch_add(1, SeqCst);
                             assert_eq!(alone.load(SeqCst), 0);
                             inside.fetch_sub(1, SeqCst);

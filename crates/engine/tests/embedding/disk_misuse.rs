@@ -191,7 +191,7 @@ fn the_error_of_a_close_by_dropping_is_told() {
     assert_eq!(*told.lock().unwrap(), [ErrorKind::NoSpace]);
 }
 
-/// Methods that need the end of a request of the caller's own queue, which nobody drives, end after half a minute.
+/// Methods that need the end of a request of the caller's own queue, which nobody drives, give it up.
 #[test]
 fn methods_that_wait_for_a_queue_that_is_not_driven_say_so() {
     let dir = tempfile::tempdir().unwrap();
@@ -212,7 +212,7 @@ fn methods_that_wait_for_a_queue_that_is_not_driven_say_so() {
     for result in results {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert!(error.is_retryable() && error.to_string().contains("a queue or a worker may not be driven"));
+        assert!(error.is_retryable() && error.to_string().contains("its queue or worker is not driven"));
     }
     assert!(start.elapsed() < Duration::from_secs(300));
     let mut done = Vec::new();

@@ -30,9 +30,9 @@ impl Worker {
         ))
     }
 
-    /// Whether a task is to be polled.
+    /// Whether a task is to be polled, or somebody has asked for a turn.
     pub fn has_ready(&self) -> bool {
-        self.inner.executor.has_ready()
+        self.inner.executor.has_ready() || self.inner.drive.is_asked()
     }
 
     /// Whether it is being run, further up the stack.

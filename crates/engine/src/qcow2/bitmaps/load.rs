@@ -6,7 +6,7 @@ use crate::qcow2::read_tables::read_bytes;
 use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::sync::{AsyncMutexGuard, with_long_patience};
+use crate::sync::{AsyncMutexGuard, while_driven};
 use crate::{Error, ErrorKind, Remedy, Result};
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet};
@@ -273,7 +273,8 @@ impl Qcow2 {
 
     /// The turn of one who reads bits, also on a worker that nobody may drive: that of an image that is only read.
     async fn turn_to_read(&self, worker: &Worker) -> Result<AsyncMutexGuard<'_>> {
-        with_long_patience(worker, self.bitmaps.gate.lock())
+        let gate = &self.bitmaps.gate;
+        while_driven(worker, || gate.awaited(), gate.lock_by(Some(worker.drive())))
             .await
             .ok_or_else(|| Error::undriven("bitmaps can't be read", "another who reads them").on(self.path()))
     }

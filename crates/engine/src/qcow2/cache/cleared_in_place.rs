@@ -54,7 +54,7 @@ impl ClearedInPlace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::ReadEpochs;
+    use crate::sync::{ReadEpochs, Standing, drive};
     use std::future::Future;
     use std::pin::pin;
     use std::task::{Context, Waker};
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn what_is_cleared_is_told_until_its_moment_has_passed() {
         let epochs = ReadEpochs::default();
-        let inside = epochs.enter(0);
+        let inside = epochs.enter(&drive(0));
         let moment = epochs.moment().unwrap();
         let has_passed = |moment| epochs.has_passed(moment);
         let mut cleared = ClearedInPlace::default();
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(cleared.latest(&(19..20), has_passed), Some(moment));
         assert_eq!(cleared.latest(&(99_900..99_901), has_passed), Some(moment));
         drop(inside);
-        assert!(pin!(epochs.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert!(pin!(epochs.wait(&Standing)).poll(&mut Context::from_waker(Waker::noop())).is_ready());
         assert_eq!(cleared.latest(&(19..20), has_passed), None);
         cleared.note(0..1, moment, has_passed);
         assert_eq!(cleared.ranges.len(), 1);

@@ -22,14 +22,13 @@
 //! A failed sync is final: what is durable is unknown.
 
 mod metadata_writes;
-mod pulse;
 pub(crate) mod queue;
 mod release;
 
 use crate::image_worker::vanished;
 use crate::qcow2::cache::slice_cache::{Pressure, Written};
 use crate::qcow2::commit::metadata_writes::{in_pieces, joined};
-use crate::qcow2::commit::queue::{CommitRunner, Epoch, Lead};
+use crate::qcow2::commit::queue::Lead;
 use crate::qcow2::header::block::{OnFailure, Patch, field};
 use crate::qcow2::map::frozen_map::FrozenMap;
 use crate::qcow2::space::frozen_counts::FrozenCounts;
@@ -81,44 +80,24 @@ impl Drop for LedCommit {
     }
 }
 
-/// Where a commit runs that a request of `worker` leads: there, if its thread has promised to drive it, else on the image's
-/// own worker.
-fn runner_for(worker: &Worker) -> CommitRunner {
-    if worker.is_driven() { CommitRunner::Leader } else { CommitRunner::Image }
-}
-
 impl Qcow2 {
     /// Makes everything that completed before the call durable.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`]: the commit that does it is under way, and stands still, because its thread has broken the
-    /// promise to drive it.
     pub(crate) async fn commit(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        let runner = runner_for(worker);
-        let (epoch, lead) = self.commit.join(runner);
+        let (epoch, lead) = self.commit.join();
         if lead == Lead::No {
-            match self.commit.ended_unless_stopped(&epoch, runner, worker).await {
-                Some((result, Lead::No)) => return result,
-                Some((_, Lead::Yes)) => {}
-                None => return Err(self.stands_still()),
+            match worker.shown(self.file(), "a commit", self.commit.ended(&epoch)).await {
+                (result, Lead::No) => return result,
+                (_, Lead::Yes) => {}
             }
         }
-        self.start_commit(worker, runner, &epoch);
-        self.commit.ended(&epoch, runner).await.0
+        self.start_commit(worker);
+        self.commit.ended(&epoch).await.0
     }
 
-    /// Waits for the end of the commit that runs now.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Busy`]: it stands still, as for [`Qcow2::commit`].
-    pub(crate) async fn running_commit(&self, worker: &Worker) -> Result<()> {
-        if self.commit.running_unless_stopped(worker).await { Ok(()) } else { Err(self.stands_still()) }
-    }
-
-    fn stands_still(&self) -> Error {
-        let message = "the commit that makes this durable stands still: its thread has promised to drive its worker, and has \
-                       not done so for half a minute; poll or drop that worker";
-        Error::new(ErrorKind::Busy, message).on(self.path())
+    /// Waits for the end of the commit that runs now. It has one: it runs on the image's own worker, or on one whose thread
+    /// has promised to drive it.
+    pub(crate) async fn running_commit(&self) {
+        self.commit.running_ended().await;
     }
 
     /// Commits until nothing is dirty and nothing waits in quarantine. Nobody else changes the image.
@@ -138,7 +117,7 @@ impl Qcow2 {
             }
             // Another's commit may have frozen what the last releases changed. It is clean once that commit has succeeded; had
             // it failed, it would be dirty again. A commit that begins after it has nothing to write.
-            self.running_commit(worker).await?;
+            self.running_commit().await;
             if self.commit.failed() == failed {
                 return Ok(());
             }
@@ -147,15 +126,15 @@ impl Qcow2 {
         Err(Error::new(ErrorKind::Busy, message).on(self.path()))
     }
 
-    /// Has the commit of `epoch` run that the caller leads.
-    fn start_commit(self: &Arc<Self>, worker: &Worker, runner: CommitRunner, epoch: &Arc<Epoch>) {
+    /// Has the commit run that the caller leads: on its worker, if the thread of that has promised to drive it, else on the
+    /// image's own.
+    fn start_commit(self: &Arc<Self>, worker: &Worker) {
         let led = LedCommit { image: self.clone(), has_ended: false };
-        if runner == CommitRunner::Leader || sabotage::is(Fault::RunOnCaller) {
-            let (on, epoch) = (worker.uncounted(), epoch.clone());
-            drop(worker.spawn(async move {
+        if worker.is_driven() || sabotage::is(Fault::RunOnCaller) {
+            drop(worker.spawn_with(|on| async move {
                 // A commit that is dropped halfway stops all writing, and this one may wait for the image's own worker.
                 let _awaited = on.awaited_by_others();
-                let result = epoch.pulse().count(led.image.clone().run_commit(&on)).await;
+                let result = led.image.clone().run_commit(&on).await;
                 led.end(result);
             }));
             return;
@@ -187,10 +166,9 @@ impl Qcow2 {
             return;
         }
         if !self.commit.is_running() {
-            let runner = runner_for(worker);
-            let (epoch, lead) = self.commit.join(runner);
+            let (_, lead) = self.commit.join();
             if lead == Lead::Yes {
-                self.start_commit(worker, runner, &epoch);
+                self.start_commit(worker);
             }
         }
     }
@@ -315,7 +293,7 @@ impl Qcow2 {
         if sabotage::is(Fault::ChangeHeaderOnLeader) {
             return self.header.change(worker, &patches, OnFailure::Restore).await;
         }
-        // By the image's own worker: a commit may stand still that others wait for with patience, but nobody in the header.
+        // By the image's own worker: nobody in the header depends on a promise.
         let image = self.clone();
         let change = async move |on: Worker| image.header.change(&on, &patches, OnFailure::Restore).await;
         self.own_worker.run(worker, self.path(), change).await

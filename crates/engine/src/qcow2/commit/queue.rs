@@ -2,12 +2,11 @@
 //!
 //! An epoch is what was linked between two commits. Each commit makes one epoch durable.
 
-use crate::qcow2::commit::pulse::{Pulse, Watch};
 use crate::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::sync::{Clock, Mutex, MutexGuard, OnceLock, WaitList, with_patience};
+use crate::sync::{Mutex, MutexGuard, OnceLock, WaitList};
 use crate::{Error, Result};
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -31,8 +30,6 @@ struct State {
     /// The one after it.
     next: Arc<Epoch>,
     running: Option<Running>,
-    /// Where the commit of `current` runs.
-    runner: CommitRunner,
     /// Number of the last epoch whose commit ended, well or not.
     ended: u64,
     waiting: WaitList,
@@ -44,7 +41,6 @@ impl Default for State {
             current: Epoch::new(0),
             next: Epoch::new(1),
             running: None,
-            runner: CommitRunner::Image,
             ended: 0,
             waiting: WaitList::default(),
         }
@@ -52,11 +48,10 @@ impl Default for State {
 }
 
 impl State {
-    fn start_next(&mut self, runner: CommitRunner) {
+    fn start_next(&mut self) {
         let after = Epoch::new(self.next.number + 1);
         self.current = std::mem::replace(&mut self.next, after);
         self.running = Some(Running::Gathering);
-        self.runner = runner;
     }
 }
 
@@ -67,27 +62,12 @@ pub(crate) struct Epoch {
     number: u64,
     /// Why its commit failed; set before it has ended.
     error: OnceLock<Error>,
-    pulse: Pulse,
 }
 
 impl Epoch {
     fn new(number: u64) -> Arc<Self> {
-        Arc::new(Self { number, error: OnceLock::new(), pulse: Pulse::default() })
+        Arc::new(Self { number, error: OnceLock::new() })
     }
-
-    /// The pulse of its commit, if that runs on the worker of whoever leads it.
-    pub(super) fn pulse(&self) -> &Pulse {
-        &self.pulse
-    }
-}
-
-/// The worker on which a commit runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CommitRunner {
-    /// The image's own, which is always driven.
-    Image,
-    /// That of whoever leads it, whose thread has promised to drive it.
-    Leader,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,12 +83,12 @@ impl CommitQueue {
         self.state.lock()
     }
 
-    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit, by `runner`.
-    pub(crate) fn join(&self, runner: CommitRunner) -> (Arc<Epoch>, Lead) {
+    /// The epoch that covers everything linked before the call, and whether the caller has to run its commit.
+    pub(crate) fn join(&self) -> (Arc<Epoch>, Lead) {
         let mut state = self.state();
         match state.running {
             None => {
-                state.start_next(runner);
+                state.start_next();
                 (state.current.clone(), Lead::Yes)
             }
             Some(Running::Gathering) => (state.current.clone(), Lead::No),
@@ -174,64 +154,29 @@ impl CommitQueue {
         waiting.wake();
     }
 
-    /// Waits for the end of `epoch`; `Lead::Yes` if nobody runs it and the caller has to, by `runner`.
-    pub(crate) async fn ended(&self, epoch: &Epoch, runner: CommitRunner) -> (Result<()>, Lead) {
-        poll_fn(|cx| self.poll_ended(epoch, runner, cx.waker())).await
+    /// Waits for the end of `epoch`, however long it takes; `Lead::Yes` if nobody runs it and the caller has to.
+    pub(crate) async fn ended(&self, epoch: &Epoch) -> (Result<()>, Lead) {
+        poll_fn(|cx| self.poll_ended(epoch, cx.waker())).await
     }
 
-    /// The same for one who does not run the commit. `None`: what is waited for stands still ([`Pulse`]).
-    pub(crate) async fn ended_unless_stopped(
-        &self,
-        epoch: &Epoch,
-        runner: CommitRunner,
-        clock: &impl Clock,
-    ) -> Option<(Result<()>, Lead)> {
-        let mut watch = Watch::default();
-        loop {
-            let (running, runs_at) = {
-                let state = self.state();
-                (state.current.clone(), state.runner)
-            };
-            // The end of each commit wakes all who wait, and then another may run, by another runner.
-            let waits = poll_fn(|cx| match self.poll_ended(epoch, runner, cx.waker()) {
-                Poll::Pending if self.state().current.number != running.number => Poll::Ready(None),
-                polled => polled.map(Some),
-            });
-            let ended = match runs_at {
-                CommitRunner::Leader if !sabotage::is(Fault::TrustPromise) => {
-                    match with_patience(clock, waits).await {
-                        Some(ended) => ended,
-                        None if watch.has_stopped(running.number, &running.pulse) => return None,
-                        None => None,
-                    }
-                }
-                CommitRunner::Leader | CommitRunner::Image => waits.await,
-            };
-            if ended.is_some() {
-                return ended;
-            }
-        }
-    }
-
-    /// Waits until the commit that runs now has ended; `false` if it stands still.
-    pub(crate) async fn running_unless_stopped(&self, clock: &impl Clock) -> bool {
+    /// Waits until the commit that runs now has ended.
+    pub(crate) async fn running_ended(&self) {
         let running = {
             let state = self.state();
             state.running.map(|_| state.current.clone())
         };
-        match running {
-            Some(epoch) => self.ended_unless_stopped(&epoch, CommitRunner::Image, clock).await.is_some(),
-            None => true,
+        if let Some(epoch) = running {
+            drop(self.ended(&epoch).await);
         }
     }
 
-    fn poll_ended(&self, epoch: &Epoch, runner: CommitRunner, waker: &Waker) -> Poll<(Result<()>, Lead)> {
+    fn poll_ended(&self, epoch: &Epoch, waker: &Waker) -> Poll<(Result<()>, Lead)> {
         let mut state = self.state();
         if state.ended >= epoch.number {
             return Poll::Ready((epoch.error.get().cloned().map_or(Ok(()), Err), Lead::No));
         }
         if state.running.is_none() && state.next.number == epoch.number {
-            state.start_next(runner);
+            state.start_next();
             return Poll::Ready((Ok(()), Lead::Yes));
         }
         state.waiting.add(waker);
@@ -255,15 +200,15 @@ mod tests {
     #[test]
     fn a_flush_that_is_woken_late_learns_how_its_own_commit_ended() {
         let queue = CommitQueue::default();
-        let (mine, lead) = queue.join(CommitRunner::Image);
+        let (mine, lead) = queue.join();
         assert_eq!(lead, Lead::Yes);
         let mut cx = Context::from_waker(Waker::noop());
-        let mut wait = pin!(queue.ended(&mine, CommitRunner::Image));
+        let mut wait = pin!(queue.ended(&mine));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.set_frozen();
         queue.end(Err(Error::new(ErrorKind::Io, "the first")));
         for _ in 0..100 {
-            assert_eq!(queue.join(CommitRunner::Image).1, Lead::Yes);
+            assert_eq!(queue.join().1, Lead::Yes);
             queue.set_frozen();
             queue.end(Ok(()));
         }
@@ -275,15 +220,15 @@ mod tests {
     fn a_flush_that_comes_after_the_freeze_waits_for_the_next_commit() {
         let queue = CommitQueue::default();
         let mut cx = Context::from_waker(Waker::noop());
-        assert_eq!(queue.join(CommitRunner::Image).1, Lead::Yes);
+        assert_eq!(queue.join().1, Lead::Yes);
         queue.set_frozen();
-        let (next, lead) = queue.join(CommitRunner::Image);
+        let (next, lead) = queue.join();
         assert_eq!(lead, Lead::No);
-        let mut wait = pin!(queue.ended(&next, CommitRunner::Image));
+        let mut wait = pin!(queue.ended(&next));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.end(Ok(()));
         let Poll::Ready((Ok(()), Lead::Yes)) = wait.poll(&mut cx) else { panic!("nobody else runs it") };
-        let mut wait = pin!(queue.ended(&next, CommitRunner::Image));
+        let mut wait = pin!(queue.ended(&next));
         assert!(wait.as_mut().poll(&mut cx).is_pending());
         queue.set_frozen();
         queue.end(Ok(()));
@@ -305,8 +250,8 @@ mod tests {
     fn who_is_woken_may_look_at_once() {
         let looks = Arc::new(LooksAgain { queue: CommitQueue::default(), found_it_locked: Mutex::default() });
         let waker = Waker::from(looks.clone());
-        let (mine, _) = looks.queue.join(CommitRunner::Image);
-        let mut wait = pin!(looks.queue.ended(&mine, CommitRunner::Image));
+        let (mine, _) = looks.queue.join();
+        let mut wait = pin!(looks.queue.ended(&mine));
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         looks.queue.end(Ok(()));
         assert_eq!(*looks.found_it_locked.lock(), Some(false));

@@ -60,7 +60,7 @@ impl Qcow2 {
         let (read, unread): (Vec<_>, Vec<_>) = taken.into_iter().partition(Quarantined::may_be_read);
         self.free_all(worker, unread).await;
         if !read.is_empty() && !sabotage::is(Fault::ReleaseWithoutGrace) {
-            self.readers().wait().await;
+            self.readers().wait(worker).await;
         }
         self.free_all(worker, read).await;
     }

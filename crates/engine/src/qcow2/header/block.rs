@@ -10,7 +10,6 @@ use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use crate::{Error, Result};
 use zebu_qcow2::{Geometry, Header};
-use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBuf, Worker};
 
 /// Offsets of the fields (qcow2 specification, "Header").
@@ -132,19 +131,13 @@ impl ImageHeader {
         Ok(())
     }
 
-    /// Makes what was written durable.
+    /// Makes what was written durable. It waits as long as the disk takes.
     ///
     /// # Errors
-    /// Failures of the file. Writing stops, even if the outcome of the barrier is not known yet: a crash leaves the old header
-    /// or the new one, and nothing may be written that suits one of them only.
+    /// Failures of the file. Writing has stopped: a crash leaves the old header or the new one, and nothing may be written that
+    /// suits one of them only.
     pub(crate) async fn make_durable(&self, worker: &Worker) -> Result<()> {
-        let durable = self.files.barrier(worker, self.files.file()).await;
-        if let Err(error) = &durable
-            && !sabotage::is(Fault::WriteAfterUnknownHeader)
-        {
-            self.files.poison(error);
-        }
-        durable
+        self.files.barrier(worker, self.files.file()).await
     }
 
     /// Writes `new`, as long as the block, in its place. The mutex is held.

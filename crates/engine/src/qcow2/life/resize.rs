@@ -11,7 +11,7 @@ use crate::qcow2::replace_table::{TableReplacement, Unnamed};
 use crate::qcow2::space::free::SpaceContent;
 use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::state::Qcow2;
-use crate::sync::with_long_patience;
+use crate::sync::while_driven;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -224,7 +224,9 @@ impl Qcow2 {
         // Reads that came before end first: where the mapping has gone, they would find what the backing image holds.
         self.set_virtual_size(new_size);
         let shrunk = async {
-            with_long_patience(worker, self.readers().wait())
+            let reads = while_driven(worker, || self.readers().awaited(), self.readers().wait(worker));
+            worker
+                .shown(self.file(), "reads of what is cut off", reads)
                 .await
                 .ok_or_else(|| Error::undriven("the disk can't become smaller", "a read").on(self.path()))?;
             if first_gone < old_size {

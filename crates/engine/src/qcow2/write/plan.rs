@@ -7,7 +7,7 @@ use crate::qcow2::space::alloc::WindowFor;
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, Placement, subclusters_in};
-use crate::sync::{Moment, with_long_patience};
+use crate::sync::{Moment, while_driven};
 use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::future::poll_fn;
@@ -85,7 +85,7 @@ impl Qcow2 {
             turns += 1;
             debug_assert!(turns < MOST_TURNS, "a write at {guest} makes no progress");
             let obstacle = {
-                let inside = self.readers().enter(worker);
+                let inside = self.readers().enter_to_write(worker);
                 if let Some((host, len)) = self.in_place_by_index(guest, len) {
                     return Ok((inside, Plan::InPlace { host, len }));
                 }
@@ -119,19 +119,20 @@ impl Qcow2 {
                     Some(error) => return Err(error),
                     None => no_space = Box::pin(self.refill_window(worker, cluster, count)).await.err(),
                 },
-                Obstacle::StillReached { since } => Box::pin(self.wait_past(worker, since)).await?,
+                Obstacle::StillReached { since } => Box::pin(self.wait_for_writes_of(worker, since)).await?,
             }
         }
     }
 
-    /// Waits until requests that were under way at a moment have ended.
-    async fn wait_past(self: &Arc<Self>, worker: &Worker, since: Moment) -> Result<()> {
-        let passed = self.on_own_worker(worker, move |me, _| async move {
-            me.readers().wait_past(since).await;
+    /// Waits until the writes that were under way at a moment have ended.
+    async fn wait_for_writes_of(self: &Arc<Self>, worker: &Worker, since: Moment) -> Result<()> {
+        let passed = self.on_own_worker(worker, move |me, on| async move {
+            me.readers().wait_for_writes_of(&on, since).await;
             Ok(())
         });
-        with_long_patience(worker, passed).await.unwrap_or_else(|| {
-            let unended = "a request that was under way when the cluster was zeroed";
+        let passed = while_driven(worker, || self.readers().writes_awaited(), passed);
+        worker.shown(self.data(), "earlier writes into a cluster", passed).await.unwrap_or_else(|| {
+            let unended = "a write that was under way when the cluster was zeroed";
             Err(Error::undriven("the cluster can't be written", unended))
         })
     }
@@ -202,7 +203,7 @@ impl Qcow2 {
         }
         let written = first_cluster..first_cluster + clusters;
         if (matches!(first, Kind::Existing { .. }) || self.geometry().external_data)
-            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers().has_passed(moment))
+            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers().have_writes_passed(moment))
             && !sabotage::is(Fault::WriteWhereOthersReach)
         {
             // With subclusters, others of the cluster may still be written where they are.

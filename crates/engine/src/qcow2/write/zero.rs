@@ -208,9 +208,9 @@ impl Qcow2 {
             }
             // After the change: who enters from now on sees it.
             if let Some(clusters) = cleared_in_place
-                && let Some(moment) = self.readers().moment()
+                && let Some(moment) = self.readers().moment_of_writes()
             {
-                shard.cleared().note(clusters, moment, |moment| self.readers().has_passed(moment));
+                shard.cleared().note(clusters, moment, |moment| self.readers().have_writes_passed(moment));
             }
         }
         for range in data_ranges {

@@ -20,6 +20,7 @@ pub(crate) mod poison;
 mod refusals;
 pub(crate) mod snapshots;
 pub(crate) mod space;
+pub(crate) mod stalls;
 mod still_readers;
-pub(crate) mod still_workers;
+mod still_workers;
 pub(crate) mod unending;

@@ -8,8 +8,8 @@ use zebu_sim::{OpClass, OpFilter};
 
 const CLUSTER: u64 = 4096;
 
-/// Both workers do the same to an image that `make` has prepared. The first stands still in the midst of it; the other one says so
-/// after half a minute.
+/// Both workers do the same to an image that `make` has prepared. The first stands still in the midst of it; the other one says
+/// so.
 fn the_other_is_told(
     make: impl AsyncFnOnce(&Worker, &Image) -> Result<()>,
     read: impl AsyncFn(Worker, Image, usize) -> Result<()> + Clone + 'static,

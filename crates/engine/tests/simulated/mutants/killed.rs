@@ -5,7 +5,7 @@
 use crate::crash::vm_state;
 use crate::faults::{
     calls, copy_on_read, damage_mark, failed_tables, growth, held, idle, moved_source, old_content, poison,
-    snapshots, space, still_workers, unending,
+    snapshots, space, stalls, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -124,7 +124,12 @@ mutants! {
         [Scenario(unending::a_close_does_not_wait_without_end_for_a_read)];
     a_leader_changes_the_header: ChangeHeaderOnLeader, within 1 of
         [Scenario(unending::a_leader_leaves_the_header_to_the_own_worker)];
-    promises_are_trusted: TrustPromise, within 1 of [Scenario(unending::a_broken_promise_is_told)];
+    driven_requests_are_given_up: GiveUpOnDriven, within 1 of
+        [Scenario(stalls::a_write_that_takes_minutes_fails_no_other)];
+    promises_are_doubted: DoubtPromise, within 1 of
+        [Scenario(stalls::a_thread_that_has_promised_to_go_on_is_waited_for)];
+    reads_count_as_writes: CountReadsAsWrites, within 1 of
+        [Scenario(stalls::a_read_that_takes_minutes_holds_up_no_write)];
     a_close_is_alone_while_it_waits: IdleWhileAlone, within 1 of
         [Scenario(unending::a_close_waits_for_no_operation_that_waits_for_it)];
     a_named_snapshot_loses_its_references: LowerNamedSnapshot, within 1 of
@@ -205,8 +210,6 @@ mutants! {
         [Scenario(hostile::a_snapshot_clears_no_flags_in_what_is_no_table)];
     loads_of_rewritten_tables_are_kept: KeepLoads, within 1 of
         [Scenario(snapshots::what_was_read_of_a_table_before_a_snapshot_is_dropped)];
-    writing_goes_on_after_an_unknown_change_of_the_header: WriteAfterUnknownHeader, within 1 of
-        [Scenario(still_workers::the_header_and_memory_agree_after_an_apply)];
     a_snapshot_table_is_named_early: NameTableEarly, within 10 of [Snapshots];
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
