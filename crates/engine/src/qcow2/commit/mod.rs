@@ -39,7 +39,7 @@ use crate::{Error, ErrorKind, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::Arc;
 use zebu_storage::commit_steps::{CommitStep, begins};
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 use zebu_storage::{IoBuf, Worker};
 
 /// Commits until nothing is dirty: one, its releases, one for their decreases. More are needed where others fail.
@@ -358,9 +358,10 @@ impl Qcow2 {
         writes: Vec<(u64, IoBuf)>,
         purpose: &'static str,
     ) -> Result<()> {
+        let at_once = sabotage::at_most(Limit::CommitWrites, WRITES_AT_ONCE as u64) as usize;
         let mut merged = joined(writes, MAX_WRITE).into_iter().peekable();
         while merged.peek().is_some() {
-            let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
+            let batch = merged.by_ref().take(at_once).map(|(offset, bufs)| async move {
                 self.file().announce(purpose);
                 let (result, _) = worker.write(self.file(), offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(self.path()))

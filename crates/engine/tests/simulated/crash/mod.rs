@@ -8,6 +8,7 @@ mod commits;
 pub(crate) mod guest;
 pub(crate) mod judge;
 pub(crate) mod life;
+pub(crate) mod limits;
 mod replay;
 pub(crate) mod resizes;
 pub(crate) mod setup;

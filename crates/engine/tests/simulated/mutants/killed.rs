@@ -4,8 +4,8 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, failed_tables, growth, held, idle, moved_source, old_content, poison,
-    snapshots, space, still_workers, unending,
+    calls, copy_on_read, damage_mark, failed_tables, fragmented, growth, held, idle, moved_source,
+    old_content, poison, snapshots, space, still_workers, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -163,6 +163,15 @@ mutants! {
     a_window_is_off_by_one: WindowOffByOne, within 5 of [Crash(Any)];
     recycled_space_counts_as_zero: RecycledIsFresh, within 20 of [Crash(Any)];
     windows_are_not_raised: SkipRaise, within 5 of [Crash(Any)];
+    the_first_free_runs_are_looked_at: LookAtFirstRuns, within 1 of
+        [Scenario(fragmented::a_file_grows_once_for_a_window_that_no_free_run_holds)];
+    forgotten_runs_are_lost: ForgetForGood, within 1 of [Scenario(fragmented::forgotten_space_is_found_again)];
+    a_file_grows_into_what_is_counted: GrowIntoCounted, within 1 of
+        [Scenario(fragmented::a_long_table_goes_past_what_is_counted_behind_the_file)];
+    a_commit_has_no_room: CommitWithoutRoom, within 1 of
+        [Scenario(fragmented::a_new_image_on_a_full_file_system_can_be_flushed)];
+    a_table_lies_behind_a_growth: PlaceBehindGrowth, within 1 of
+        [Scenario(fragmented::a_table_that_moves_lies_in_what_the_file_has_grown_by)];
     a_window_is_given_back_half_counted: KeepRaised, within 1 of
         [Scenario(space::a_window_that_could_not_be_counted_is_given_back_whole)];
     a_block_does_not_count_itself: UncountedBlock, within 20 of [Crash(ManyBlocks)];
