@@ -16,6 +16,8 @@ pub enum Fault {
     SkipOnlyBarrier,
     /// Commit: the external data file is not flushed.
     SkipDataFileBarrier,
+    /// Commit: refcount blocks, and a table that has moved, are named before the counts of their places are written.
+    NameUncounted,
     /// Commit: no barrier between a moved refcount table and the header that names it.
     SkipMovedTableBarrier,
     /// Commit: L1 entries and links are written before the tables and counts that they need.

@@ -232,9 +232,14 @@ impl Qcow2 {
     async fn write_frozen(self: &Arc<Self>, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let counts = &frozen.counts;
         let has_phase_0 = counts.has_new_blocks();
+        let is_counted_late = !has_phase_0 || sabotage::is(Fault::NameUncounted);
         if has_phase_0 {
             begins(CommitStep::NewRefcountBlocks);
             self.write_all(worker, self.space.new_block_writes(counts), "refblock_alloc_write").await?;
+            // A block, or a table that has moved, may lie where another block counts it: before anything names it.
+            if !is_counted_late {
+                self.write_counts(worker, counts).await?;
+            }
             begins(CommitStep::Barrier0);
             if !sabotage::is(Fault::SkipBarrier0) {
                 self.files.barrier(worker, self.file()).await?;
@@ -252,8 +257,9 @@ impl Qcow2 {
         if sabotage::is(Fault::L1BeforeItsTable) {
             self.write_links(worker, frozen).await?;
         }
-        begins(CommitStep::RefcountBlocks);
-        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await?;
+        if is_counted_late {
+            self.write_counts(worker, counts).await?;
+        }
         begins(CommitStep::NewTables);
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -284,6 +290,12 @@ impl Qcow2 {
             }
         }
         self.last_barrier(worker).await
+    }
+
+    /// Writes the counts in blocks that are on disk.
+    async fn write_counts(&self, worker: &Worker, counts: &FrozenCounts) -> Result<()> {
+        begins(CommitStep::RefcountBlocks);
+        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await
     }
 
     async fn last_barrier(&self, worker: &Worker) -> Result<()> {

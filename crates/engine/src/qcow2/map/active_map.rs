@@ -18,7 +18,7 @@ pub(crate) struct L1 {
     table: ResidentTable,
     /// Offset in the file, bytes.
     offset: u64,
-    /// Whether the file system has room for all of it.
+    /// Room in the file system for all of it is known to be there.
     has_room: AtomicBool,
 }
 
@@ -27,7 +27,7 @@ impl L1 {
         Self { table, offset, has_room: AtomicBool::new(false) }
     }
 
-    /// Whether the file system is known to have room for all of it.
+    /// True if the file system is known to have room for all of it.
     pub(crate) fn has_room(&self) -> bool {
         self.has_room.load(Relaxed)
     }

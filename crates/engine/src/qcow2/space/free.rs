@@ -145,14 +145,13 @@ impl FreeSpace {
         self.forgotten.clusters += len;
     }
 
-    /// Whether a run was forgotten since the counts were looked at from the beginning.
+    /// True if a run was forgotten since the counts were looked at from the beginning.
     pub(crate) fn has_forgotten(&self) -> bool {
         self.forgotten.longest > 0 && !sabotage::is(Fault::ForgetForGood)
     }
 
-    /// Whether a look at the counts of a file of `clusters` is worth its time, for a request that needs `least` clusters in
-    /// a row. Who forgot something paid for the look: as many runs as are known were used up since, or a part of the file
-    /// was forgotten.
+    /// True if a look at the counts of a file of `clusters` is worth its time, for a request of `least` clusters in a row.
+    /// So many runs were used up or forgotten since the last look that the next one costs little beside them.
     pub(crate) fn has_forgotten_much(&self, least: u64, clusters: u64) -> bool {
         let Forgotten { longest, clusters: forgotten } = self.forgotten;
         self.has_forgotten() && (longest >= least || forgotten > clusters / WORTH_A_LOOK)

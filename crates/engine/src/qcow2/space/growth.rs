@@ -62,8 +62,8 @@ impl HostSpace {
         Ok(Allocated { range, content })
     }
 
-    /// Where the first `clusters` behind the file begin of which none is counted. A crash, or a writer that leaves references
-    /// past the end, may have left counts there.
+    /// Finds the first `clusters` behind the file of which none is counted. A crash, or a writer that leaves references past
+    /// the end, may have left counts there.
     ///
     /// # Errors
     /// More is counted than they leave.

@@ -55,7 +55,7 @@ struct Pool {
     file_clusters: u64,
     /// Clusters below this were examined for zero refcounts, or are known otherwise.
     scanned: u64,
-    /// Where the look at the counts ends.
+    /// The first cluster behind the look at the counts.
     scan_end: u64,
     /// Clusters that the file held when it was opened: what lies below is never taken for fresh and never cut off.
     clusters_at_open: u64,

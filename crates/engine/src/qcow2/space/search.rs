@@ -14,7 +14,7 @@ const SCAN_STEPS: u64 = 16;
 /// Growths of the file for one window: one as a rule, more where the border of two refcount blocks lies in it.
 const MOST_GROWTHS: u64 = 4;
 
-/// What is looked for, and for how long.
+/// The clusters that are looked for, and the turns that it may take.
 #[derive(Debug)]
 pub(super) struct Search {
     want: u64,
@@ -54,7 +54,7 @@ enum Step {
 }
 
 impl Pool {
-    /// Whether it is worth looking on where nothing was found.
+    /// True if it is worth looking on where nothing was found.
     fn is_look_worth_it(&self, least: u64, otherwise: Otherwise) -> bool {
         otherwise == Otherwise::NoSpace || self.free.has_forgotten_much(least, self.file_clusters)
     }

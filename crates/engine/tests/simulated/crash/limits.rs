@@ -9,10 +9,10 @@ use zebu_storage::sabotage::{Limit, limit};
 pub(crate) struct Limits(Option<u64>);
 
 impl Limits {
-    /// Those of the engine.
+    /// The limits of the engine.
     pub(crate) const ORDINARY: Self = Self(None);
 
-    /// Those of a seed: small ones for one seed in three. They are drawn apart, so that a seed means the same otherwise.
+    /// The limits of a seed: small ones for one seed in three. They are drawn apart, so that a seed means the same otherwise.
     pub(crate) fn of_seed(seed: u64) -> Self {
         let mut rng = SimRng::new(seed ^ 0x6c69_6d69_7473);
         Self(rng.chance(1, 3).then(|| rng.between(2, 3)))

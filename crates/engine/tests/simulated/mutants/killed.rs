@@ -95,12 +95,14 @@ mutants! {
     barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
     barrier_1_where_it_is_the_last: SkipOnlyBarrier, within 20 of [Crash(Any), Crash(ManyBlocks)];
     barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
+    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 30 of [Crash(GrowingTable)];
     barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
     l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
     the_live_block_is_written: WriteTheLiveBlock, within 60 of [Crash(Any)];
     freed_is_frozen_last: FreezeFreedLast, within 60 of [Crash(Any)];
     a_failed_commit_is_forgotten: ForgetFailedCommit, within 60 of [Fails(OpClass::Write, Errno::NOSPC)];
-    a_commit_error_is_swallowed: SwallowCommitError, within 150 of [Fails(OpClass::Write, Errno::NOSPC), Full];
+    a_commit_error_is_swallowed: SwallowCommitError, within 600 of
+        [Fails(OpClass::Write, Errno::IO), Fails(OpClass::Write, Errno::NOSPC), Full];
     a_flush_joins_a_frozen_commit: JoinFrozenCommit, within 20 of [Crash(Any)];
     a_failed_batch_is_left: LeaveFailedBatch, within 1 of
         [Scenario(held::a_write_of_a_failed_commit_never_lands_on_a_later_one)];

@@ -10,7 +10,7 @@ const GROWTH: u64 = 1 << 20;
 /// Bytes of the first window of a stream.
 const WINDOW: u64 = 64 << 10;
 
-/// How long the file may be in one life.
+/// The bound of the file's length in one life.
 pub(crate) struct Length<'a> {
     plan: &'a Plan,
     world: &'a SimWorld,
@@ -28,7 +28,7 @@ impl<'a> Length<'a> {
         world.content(TOP).map_or(0, |content| content.len())
     }
 
-    /// What a request needs at most: its clusters, an L2 table for each of them, and the windows of both.
+    /// The most that a request needs: its clusters, an L2 table for each of them, and the windows of both.
     fn of_request(&self, request: &Request) -> u64 {
         let setup = &self.plan.setup;
         let len = match *request {
