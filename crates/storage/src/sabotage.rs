@@ -16,6 +16,8 @@ pub enum Fault {
     SkipOnlyBarrier,
     /// Commit: the external data file is not flushed.
     SkipDataFileBarrier,
+    /// Commit: refcount blocks, and a table that has moved, are named before the counts of their places are written.
+    NameUncounted,
     /// Commit: no barrier between a moved refcount table and the header that names it.
     SkipMovedTableBarrier,
     /// Commit: L1 entries and links are written before the tables and counts that they need.
@@ -152,6 +154,16 @@ pub enum Fault {
     PoisonAfterTurn,
     /// Space: what is set aside may be found free a second time.
     ForgetSetAside,
+    /// Space: of the free runs, those that lie first are looked at and no more, so that what a file grew by is not seen.
+    LookAtFirstRuns,
+    /// Space: free runs that are forgotten are not looked for again.
+    ForgetForGood,
+    /// Space: a table gets its place behind the file though what the file just grew by is free.
+    PlaceBehindGrowth,
+    /// Space: a file grows by what is counted already.
+    GrowIntoCounted,
+    /// Space: what a commit writes in place gets no room before it.
+    CommitWithoutRoom,
     /// Space: a window hands its last cluster out twice.
     WindowOffByOne,
     /// Space: recycled space counts as zero.
@@ -244,36 +256,87 @@ pub enum Fault {
     LowerNamedSnapshot,
 }
 
+/// A limit of the engine that a test may lower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Bytes of an allocation window.
+    WindowBytes,
+    /// Bytes of a refcount table.
+    RefcountTableBytes,
+    /// Free runs in memory.
+    FreeRuns,
+    /// Slices of counts that one step of the search for free clusters looks at.
+    ScanSlices,
+    /// Steps of that search for one window.
+    ScanSteps,
+    /// Ranges of a shard that were cleared in their place.
+    ClearedRanges,
+    /// Windows of sequential streams.
+    DataWindows,
+    /// Ends of scattered allocations that are remembered.
+    RecentEnds,
+    /// Writes of a commit that are under way together.
+    CommitWrites,
+    /// Pieces of one write of a commit.
+    CommitPieces,
+    /// Counts that a snapshot changes at once.
+    CountBatch,
+    /// L2 tables that are read at once.
+    TablesAtOnce,
+    /// Parts of one request that are under way together.
+    PartsAtOnce,
+    /// Images of a chain whose slices are loaded at once.
+    ImagesAtOnce,
+    /// Entries that are looked at for the length of a run.
+    LongestLook,
+}
+
+impl Limit {
+    /// The limits that are counts of things: an image works with any of them from 2 on.
+    pub const COUNTS: [Self; 13] = [
+        Self::FreeRuns,
+        Self::ScanSlices,
+        Self::ScanSteps,
+        Self::ClearedRanges,
+        Self::DataWindows,
+        Self::RecentEnds,
+        Self::CommitWrites,
+        Self::CommitPieces,
+        Self::CountBatch,
+        Self::TablesAtOnce,
+        Self::PartsAtOnce,
+        Self::ImagesAtOnce,
+        Self::LongestLook,
+    ];
+    #[cfg(feature = "test-faults")]
+    const COUNT: usize = Self::LongestLook as usize + 1;
+}
+
 #[cfg(feature = "test-faults")]
 mod active {
-    use super::Fault;
+    use super::{Fault, Limit};
     use std::cell::Cell;
 
     thread_local! {
         static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
         static FELT: Cell<u64> = const { Cell::new(0) };
-        static WINDOW: Cell<u64> = const { Cell::new(u64::MAX) };
-        static REFCOUNT_TABLE: Cell<u64> = const { Cell::new(u64::MAX) };
+        static LIMITS: Cell<[u64; Limit::COUNT]> = const { Cell::new([u64::MAX; Limit::COUNT]) };
     }
 
-    /// Bytes of an allocation window at most, on this thread.
-    pub fn window_limit() -> u64 {
-        WINDOW.get()
+    /// The `usual` limit of the engine, or the one that [`limit`] has set on this thread, if that is less.
+    #[inline]
+    pub fn at_most(which: Limit, usual: u64) -> u64 {
+        let limits = LIMITS.get();
+        limits.get(which as usize).copied().unwrap_or(u64::MAX).min(usual)
     }
 
-    /// Sets what [`window_limit`] says on this thread: small windows make refills frequent.
-    pub fn limit_windows(bytes: u64) {
-        WINDOW.set(bytes);
-    }
-
-    /// Bytes of a refcount table at most, on this thread.
-    pub fn refcount_table_limit() -> u64 {
-        REFCOUNT_TABLE.get()
-    }
-
-    /// Sets what [`refcount_table_limit`] says on this thread: that of the format is reached by files of 32 GiB and more.
-    pub fn limit_refcount_tables(bytes: u64) {
-        REFCOUNT_TABLE.set(bytes);
+    /// Sets a limit on this thread: those of the engine are reached by large and old images only.
+    pub fn limit(which: Limit, most: u64) {
+        let mut limits = LIMITS.get();
+        if let Some(limit) = limits.get_mut(which as usize) {
+            *limit = most;
+        }
+        LIMITS.set(limits);
     }
 
     /// Whether this defence is taken away on this thread.
@@ -303,20 +366,13 @@ mod active {
 }
 
 #[cfg(feature = "test-faults")]
-pub use active::{is, limit_refcount_tables, limit_windows, refcount_table_limit, under, window_limit};
+pub use active::{at_most, is, limit, under};
 
-/// No limit: this build has none.
+/// The `usual` limit: this build has no other.
 #[cfg(not(feature = "test-faults"))]
 #[inline(always)]
-pub const fn window_limit() -> u64 {
-    u64::MAX
-}
-
-/// No limit but that of the format: this build has no other.
-#[cfg(not(feature = "test-faults"))]
-#[inline(always)]
-pub const fn refcount_table_limit() -> u64 {
-    u64::MAX
+pub const fn at_most(_: Limit, usual: u64) -> u64 {
+    usual
 }
 
 /// Never: this build has no deliberate faults.

@@ -10,10 +10,14 @@ use crate::{ErrorKind, Result};
 use futures_util::future::join_all;
 use std::ops::Range;
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// Images whose slices are loaded at once.
 const IMAGES_AT_ONCE: usize = 32;
+
+fn at_once() -> usize {
+    sabotage::at_most(Limit::ImagesAtOnce, IMAGES_AT_ONCE as u64) as usize
+}
 
 /// Makes the merged slice `key`, unless somebody does already. False: it can't be made now.
 pub(super) async fn merge(
@@ -56,7 +60,7 @@ pub(super) async fn words_of(
         if open.is_empty() {
             return Ok(words.words);
         }
-        if (depth as usize).is_multiple_of(IMAGES_AT_ONCE) {
+        if (depth as usize).is_multiple_of(at_once()) {
             load_ahead(top, view, worker, depth as usize, start).await;
         }
         let mut left: Vec<Range<u64>> = Vec::new();
@@ -119,7 +123,7 @@ pub(super) async fn words_of(
 /// Has the slices that map `guest` loaded in the images from `depth` on, several at once.
 async fn load_ahead(top: &Node, view: &ChainView, worker: &Worker, depth: usize, guest: u64) {
     let images = std::iter::once(top).chain(view.members.iter().map(|node| &**node));
-    let loads = images.skip(depth).take(IMAGES_AT_ONCE).filter_map(|node| match &node.driver {
+    let loads = images.skip(depth).take(at_once()).filter_map(|node| match &node.driver {
         Driver::Qcow2(qcow2) if guest < node.virtual_size() => Some(qcow2.warm_up(worker, guest)),
         _ => None,
     });

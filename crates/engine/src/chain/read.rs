@@ -8,7 +8,7 @@ use crate::qcow2::map::mapping::Run;
 use crate::status::{Extent, ExtentKind};
 use crate::{Error, ErrorKind, Result};
 use futures_util::future::join_all;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 use zebu_storage::{File, IoBufs, Worker};
 
 /// Parts of one request in flight at once.
@@ -175,7 +175,7 @@ async fn read_in_parts(
     let mut failed = None;
     while at < end && failed.is_none() {
         let mut batch = Vec::new();
-        while at < end && batch.len() < PARTS_AT_ONCE {
+        while at < end && batch.len() < sabotage::at_most(Limit::PartsAtOnce, PARTS_AT_ONCE as u64) as usize {
             let part = match next.take() {
                 Some(part) => Ok(part),
                 None => resolve(top, worker, at, end - at).await,

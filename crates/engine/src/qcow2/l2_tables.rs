@@ -16,6 +16,9 @@ impl Qcow2 {
     /// Makes sure that the L2 table that maps `guest` exists and belongs to the active state alone.
     pub(crate) async fn ensure_table(self: &Arc<Self>, worker: &Worker, guest: u64) -> Result<()> {
         let index = self.map.l1_index(guest);
+        if !self.has_own_table(index)? {
+            self.set_l1_aside(worker).await?;
+        }
         loop {
             if self.has_own_table(index)? {
                 return Ok(());
@@ -33,6 +36,16 @@ impl Qcow2 {
                 refilled?;
             }
         }
+    }
+
+    /// Has the file system set room aside for the L1 table, which is a hole in a new image: a commit writes it in its place.
+    async fn set_l1_aside(&self, worker: &Worker) -> Result<()> {
+        let l1 = self.map.l1();
+        if !l1.has_room() {
+            self.space.set_metadata_aside(worker, l1.offset(), l1.table().len() as u64 * 8).await?;
+            l1.note_room();
+        }
+        Ok(())
     }
 
     /// Makes the table, if the window for tables has a cluster. `ActiveMap::table_mutex` is held.

@@ -24,4 +24,5 @@ pub(crate) mod snapshots;
 pub(crate) mod space;
 pub(crate) mod state;
 pub(crate) mod text;
+mod turns;
 pub(crate) mod write;

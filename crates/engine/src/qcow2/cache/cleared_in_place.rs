@@ -2,6 +2,7 @@
 
 use crate::sync::Moment;
 use std::ops::Range;
+use zebu_storage::sabotage::{self, Limit};
 
 /// Ranges that are told apart; more are joined, and waited for by more than need to.
 const MOST: usize = 64;
@@ -21,7 +22,7 @@ impl ClearedInPlace {
     pub(crate) fn note(&mut self, clusters: Range<u64>, moment: Moment, has_passed: impl Fn(Moment) -> bool) {
         self.ranges.retain(|(_, moment)| !has_passed(*moment));
         self.ranges.push((clusters, moment));
-        if self.ranges.len() > MOST {
+        if self.ranges.len() > sabotage::at_most(Limit::ClearedRanges, MOST as u64) as usize {
             self.join_neighbours();
         }
     }

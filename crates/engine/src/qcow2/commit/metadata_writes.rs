@@ -1,5 +1,6 @@
 //! Writes of a commit, as places in the file and bytes.
 
+use zebu_storage::sabotage::{self, Limit};
 use zebu_storage::{IoBuf, IoBufs};
 
 /// The most pieces of one write: a system call takes 1024 (`IOV_MAX`, sysconf(3)).
@@ -14,13 +15,14 @@ pub(super) fn in_pieces(offset: u64, bytes: &[u8], most: usize) -> Vec<(u64, IoB
 /// Neighbours become one write, of at most `most` bytes.
 pub(super) fn joined(mut writes: Vec<(u64, IoBuf)>, most: usize) -> Vec<(u64, IoBufs)> {
     writes.sort_unstable_by_key(|(offset, _)| *offset);
+    let most_pieces = sabotage::at_most(Limit::CommitPieces, MOST_PIECES as u64) as usize;
     let mut joined: Vec<(u64, IoBufs)> = Vec::new();
     for (offset, buf) in writes {
         match joined.last_mut() {
             Some((start, bufs))
                 if *start + bufs.len() as u64 == offset
                     && bufs.len() + buf.len() <= most
-                    && bufs.parts().len() < MOST_PIECES =>
+                    && bufs.parts().len() < most_pieces =>
             {
                 bufs.push(buf);
             }

@@ -38,7 +38,7 @@ use crate::{Error, ErrorKind, Result};
 use futures_util::future::{join_all, try_join_all};
 use std::sync::Arc;
 use zebu_storage::commit_steps::{CommitStep, begins};
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 use zebu_storage::{IoBuf, Worker};
 
 /// Commits until nothing is dirty: one, its releases, one for their decreases. More are needed where others fail.
@@ -210,9 +210,14 @@ impl Qcow2 {
     async fn write_frozen(self: &Arc<Self>, worker: &Worker, frozen: &Frozen) -> Result<()> {
         let counts = &frozen.counts;
         let has_phase_0 = counts.has_new_blocks();
+        let is_counted_late = !has_phase_0 || sabotage::is(Fault::NameUncounted);
         if has_phase_0 {
             begins(CommitStep::NewRefcountBlocks);
             self.write_all(worker, self.space.new_block_writes(counts), "refblock_alloc_write").await?;
+            // A block, or a table that has moved, may lie where another block counts it: before anything names it.
+            if !is_counted_late {
+                self.write_counts(worker, counts).await?;
+            }
             begins(CommitStep::Barrier0);
             if !sabotage::is(Fault::SkipBarrier0) {
                 self.files.barrier(worker, self.file()).await?;
@@ -230,8 +235,9 @@ impl Qcow2 {
         if sabotage::is(Fault::L1BeforeItsTable) {
             self.write_links(worker, frozen).await?;
         }
-        begins(CommitStep::RefcountBlocks);
-        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await?;
+        if is_counted_late {
+            self.write_counts(worker, counts).await?;
+        }
         begins(CommitStep::NewTables);
         self.write_new_tables(worker, frozen).await?;
         if has_phase_0 || has_phase_1 || (frozen.needs_data_barrier && has_phase_2) {
@@ -262,6 +268,12 @@ impl Qcow2 {
             }
         }
         self.last_barrier(worker).await
+    }
+
+    /// Writes the counts in blocks that are on disk.
+    async fn write_counts(&self, worker: &Worker, counts: &FrozenCounts) -> Result<()> {
+        begins(CommitStep::RefcountBlocks);
+        self.write_all(worker, self.space.count_writes(counts), "refblock_update").await
     }
 
     async fn last_barrier(&self, worker: &Worker) -> Result<()> {
@@ -336,9 +348,10 @@ impl Qcow2 {
         writes: Vec<(u64, IoBuf)>,
         purpose: &'static str,
     ) -> Result<()> {
+        let at_once = sabotage::at_most(Limit::CommitWrites, WRITES_AT_ONCE as u64) as usize;
         let mut merged = joined(writes, MAX_WRITE).into_iter().peekable();
         while merged.peek().is_some() {
-            let batch = merged.by_ref().take(WRITES_AT_ONCE).map(|(offset, bufs)| async move {
+            let batch = merged.by_ref().take(at_once).map(|(offset, bufs)| async move {
                 self.file().announce(purpose);
                 let (result, _) = worker.write(self.file(), offset, bufs).await;
                 result.map_err(|e| Error::from(e).on(self.path()))

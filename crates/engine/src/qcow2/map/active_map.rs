@@ -5,6 +5,7 @@ use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::SliceStore;
 use crate::qcow2::space::free::SpaceContent;
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{ArcCell, AsyncMutex, AsyncMutexGuard, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,11 +18,23 @@ pub(crate) struct L1 {
     table: ResidentTable,
     /// Offset in the file, bytes.
     offset: u64,
+    /// Room in the file system for all of it is known to be there.
+    has_room: AtomicBool,
 }
 
 impl L1 {
     pub(crate) fn new(table: ResidentTable, offset: u64) -> Self {
-        Self { table, offset }
+        Self { table, offset, has_room: AtomicBool::new(false) }
+    }
+
+    /// True if the file system is known to have room for all of it.
+    pub(crate) fn has_room(&self) -> bool {
+        self.has_room.load(Relaxed)
+    }
+
+    /// Notes that the file system has room for all of it.
+    pub(crate) fn note_room(&self) {
+        self.has_room.store(true, Relaxed);
     }
 
     pub(crate) fn table(&self) -> &ResidentTable {

@@ -12,10 +12,14 @@ use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use zebu_qcow2::{CompressedRange, EntryError, GuestOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// Entries looked at on either side of a cluster for the length of its run.
 const LONGEST_LOOK: usize = 1024;
+
+fn longest_look() -> usize {
+    sabotage::at_most(Limit::LongestLook, LONGEST_LOOK as u64) as usize
+}
 
 /// The mapping of a run of guest bytes in one image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +99,7 @@ impl Qcow2 {
         let Some(place) = self.place_of(slice, at, unit) else { return };
         let cluster = self.geometry().cluster_size();
         let mut before = 0;
-        while before < at.min(LONGEST_LOOK) {
+        while before < at.min(longest_look()) {
             let back = (before + 1) as u64;
             match self.place_of(slice, at - back as usize, unit - back) {
                 Some(previous) if previous.advanced(back * cluster) == place => before += 1,
@@ -104,7 +108,7 @@ impl Qcow2 {
         }
         let mut after = 1;
         let last_unit = self.virtual_size().div_ceil(cluster);
-        while at + after < (self.map.entries_per_slice() as usize).min(at + LONGEST_LOOK)
+        while at + after < (self.map.entries_per_slice() as usize).min(at + longest_look())
             && unit + (after as u64) < last_unit
         {
             match self.place_of(slice, at + after, unit + after as u64) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::refcount;
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// Host clusters of a batch, about: a chunk of tables more.
 const BATCH: usize = 1 << 16;
@@ -89,7 +89,7 @@ impl Qcow2 {
     /// The next references of a walk, sorted. Empty at the end.
     async fn next_batch(&self, worker: &Worker, walk: &mut Walk<'_>, flags: Flags) -> Result<Vec<u64>> {
         let mut batch = Vec::new();
-        while batch.len() < BATCH {
+        while batch.len() < sabotage::at_most(Limit::CountBatch, BATCH as u64) as usize {
             let mut tables = walk.next(worker).await?;
             if tables.is_empty() {
                 break;

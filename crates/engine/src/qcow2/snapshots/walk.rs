@@ -10,7 +10,7 @@ use futures_util::future::try_join_all;
 use zebu_qcow2::snapshot::SnapshotEntry;
 use zebu_qcow2::{GuestOffset, L1Entry, L2Entry, Mapping};
 use zebu_storage::Worker;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// Bytes of tables read at once.
 const BYTES_AT_ONCE: u64 = 4 << 20;
@@ -58,7 +58,8 @@ impl<'a> Walk<'a> {
     /// The next tables; none at the end.
     pub(super) async fn next(&mut self, worker: &Worker) -> Result<Vec<Table>> {
         let geometry = self.qcow2.geometry();
-        let at_once = (BYTES_AT_ONCE / geometry.cluster_size()).clamp(1, TABLES_AT_ONCE) as usize;
+        let most = sabotage::at_most(Limit::TablesAtOnce, TABLES_AT_ONCE);
+        let at_once = (BYTES_AT_ONCE / geometry.cluster_size()).clamp(1, most) as usize;
         let mut wanted = Vec::with_capacity(at_once);
         while wanted.len() < at_once
             && let Some(entry) = self.entries.get(self.next)

@@ -1,4 +1,4 @@
-//! Handing out host clusters: windows refilled from free space, growth of the file ahead of use.
+//! Handing out host clusters: windows refilled from free space.
 //!
 //! A window's refcounts are raised once, for the whole window, and become durable with the first phase of the commit
 //! that links any of its clusters. Growth happens before use, so no write and no fallocate ever reaches past the end
@@ -11,15 +11,13 @@ use crate::qcow2::space::windows::Stream;
 use crate::qcow2::space::{HostSpace, Pool};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{Error, ErrorKind, Result};
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 use zebu_storage::{FsKind, IoErrorKind, Worker};
 
 /// Bytes of the first window of a stream; the next ones double.
 const WINDOW_MIN: u64 = 64 << 10;
 /// Bytes of the largest window.
 const WINDOW_MAX: u64 = 16 << 20;
-/// Clusters whose refcounts are looked at, at most, before the file grows instead.
-const SCAN_SLICES: u64 = 16;
 
 /// The purpose of a window.
 #[derive(Debug, Clone, Copy)]
@@ -59,10 +57,10 @@ impl WindowFor {
 
 impl HostSpace {
     fn window_min(&self) -> u64 {
-        (WINDOW_MIN.min(sabotage::window_limit()) >> self.geometry.cluster_bits).max(1)
+        (sabotage::at_most(Limit::WindowBytes, WINDOW_MIN) >> self.geometry.cluster_bits).max(1)
     }
     fn window_max(&self) -> u64 {
-        (WINDOW_MAX.min(sabotage::window_limit()) >> self.geometry.cluster_bits).max(1)
+        (sabotage::at_most(Limit::WindowBytes, WINDOW_MAX) >> self.geometry.cluster_bits).max(1)
     }
 
     /// Host clusters for guest data from `guest_cluster` on, as many of `count` as follow each other. `None`: its
@@ -228,11 +226,10 @@ impl HostSpace {
     /// Takes `min` to `want` free clusters that follow each other and raises their refcounts. `space_mutex` is held.
     async fn claim(&self, worker: &Worker, wanted: WindowFor, want: u64, min: u64) -> Result<Allocated> {
         self.pool().free.restore();
-        let mut uncounted = None;
+        // One more cluster than wanted, in case that a refcount block has to come first.
+        let mut search = self.search_for(want + 1, min);
         loop {
-            // One more cluster than wanted, in case that a refcount block has to come first.
-            let found = self.find_free(worker, want + 1, min, uncounted.as_ref()).await?;
-            let Some(mut found) = found else { continue };
+            let mut found = self.find_free(worker, &mut search).await?;
             // Metadata whose refcount is 0 is no free space. Were it only kept from writes, a window that is given back
             // would release it, and the overlap check would forget it.
             self.check_free(&found.range, wanted.name())?;
@@ -244,10 +241,9 @@ impl HostSpace {
                 match self.grow_reftable(worker, index).await {
                     // Nothing can count those; there may be others, but not where the file grows.
                     Err(error) if error.kind() == ErrorKind::NoSpace => {
-                        self.pool()
-                            .free
-                            .set_aside_from(self.refcounts.table().entries().len() as u64 * per_block);
-                        uncounted = Some(error);
+                        let counted = self.refcounts.table().entries().len() as u64 * per_block;
+                        self.pool().free.set_aside_from(counted);
+                        search.stay_below(counted, error);
                     }
                     grown => grown?,
                 }
@@ -264,113 +260,53 @@ impl HostSpace {
                 self.pool().free.set_aside(found.range, found.content);
                 continue;
             }
-            if needs_block {
-                let first = found.range.start;
-                self.add_refblock(worker, index, first, found.content).await?;
-                found.range.start += 1;
-            }
-            let surplus = found.range.start + want..found.range.end;
-            if !surplus.is_empty() {
-                self.pool().free.insert(surplus.clone(), found.content);
-                found.range.end = surplus.start;
-            }
-            if sabotage::is(Fault::SkipRaise) {
-                return Ok(found);
-            }
-            if let Err(error) = self.raise(worker, found.range.clone()).await {
-                self.give_back(&found);
-                return Err(error);
-            }
-            return Ok(found);
+            return self.count_found(worker, found, index, want).await;
         }
     }
 
-    pub(super) fn give_back(&self, unused: &Allocated) {
-        self.pool().free.insert(unused.range.clone(), unused.content);
-    }
-
-    /// Free clusters: known ones first, then what a bounded scan of the refcounts finds, then growth, unless nothing
-    /// can count what is at the end of the file, as `uncounted` says. `None`: look again (something was found out
-    /// meanwhile).
-    async fn find_free(
+    /// Counts what was found free, but for what is more than `want`, and makes refcount block `index` for it if there is
+    /// none. `space_mutex` is held.
+    async fn count_found(
         &self,
         worker: &Worker,
+        mut found: Allocated,
+        index: u64,
         want: u64,
-        min: u64,
-        uncounted: Option<&Error>,
-    ) -> Result<Option<Allocated>> {
-        let usable = min.max(want / 8);
-        if let Some((range, content)) = self.pool().free.take(want, usable) {
-            return Ok(Some(Allocated { range, content }));
-        }
-        if self.scan(worker).await? {
-            return Ok(None);
-        }
-        let grown = match uncounted {
-            Some(error) => Err(error.clone()),
-            None => self.grow(worker, want).await,
+    ) -> Result<Allocated> {
+        let needs_block = self.refcounts.table().entries().get(index) == 0;
+        let whole = found.clone();
+        let room = if needs_block {
+            self.set_new_block_aside(worker, index, found.range.start).await
+        } else {
+            let counted = found.range.start..found.range.end.min(found.range.start + want);
+            self.set_counts_aside(worker, index, counted).await
         };
-        match grown {
-            Ok(()) => Ok(None),
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                let taken = self.pool().free.take(want, min);
-                if let Some((range, content)) = taken {
-                    return Ok(Some(Allocated { range, content }));
-                }
-                if self.scan_rest(worker).await? {
-                    return Ok(None);
-                }
-                // The file may grow by less than a window, and without a refcount block to come first by what is needed.
-                for least in [min + 1, min] {
-                    if uncounted.is_none() && want > least && self.grow(worker, least).await.is_ok() {
-                        let taken = self.pool().free.take(least, min);
-                        return Ok(taken.map(|(range, content)| Allocated { range, content }));
-                    }
-                }
-                Err(error)
-            }
-            Err(error) => Err(error),
+        if let Err(error) = room {
+            self.give_back(&whole);
+            return Err(error);
         }
-    }
-
-    /// Looks at the refcounts of some more clusters that existed at open. True: free ones were found.
-    pub(super) async fn scan(&self, worker: &Worker) -> Result<bool> {
-        let (from, to) = {
-            let pool = self.pool();
-            if pool.free.is_full() {
-                return Ok(false);
-            }
-            (pool.scanned, pool.clusters_at_open)
-        };
-        if from >= to {
-            return Ok(false);
+        if needs_block {
+            let first = found.range.start;
+            self.add_refblock(worker, index, first, found.content).await?;
+            found.range.start += 1;
         }
-        let to = to.min(from + SCAN_SLICES * self.refcounts_per_slice());
-        let runs = self.zero_refcount_runs(worker, from..to).await?;
-        let mut pool = self.pool();
-        pool.scanned = to;
-        let found = !runs.is_empty();
-        for run in runs {
-            // What was freed since the open is known already.
-            pool.free.insert_missing(run, SpaceContent::Recycled);
+        let surplus = found.range.start + want..found.range.end;
+        if !surplus.is_empty() {
+            self.pool().free.insert(surplus.clone(), found.content);
+            found.range.end = surplus.start;
+        }
+        if sabotage::is(Fault::SkipRaise) {
+            return Ok(found);
+        }
+        if let Err(error) = self.raise(worker, found.range.clone()).await {
+            self.give_back(&found);
+            return Err(error);
         }
         Ok(found)
     }
 
-    async fn scan_rest(&self, worker: &Worker) -> Result<bool> {
-        loop {
-            if self.scan(worker).await? {
-                return Ok(true);
-            }
-            if self.can_scan_no_further() {
-                return Ok(false);
-            }
-        }
-    }
-
-    pub(super) fn can_scan_no_further(&self) -> bool {
-        let pool = self.pool();
-        pool.scanned >= pool.clusters_at_open || pool.free.is_full()
+    pub(super) fn give_back(&self, unused: &Allocated) {
+        self.pool().free.insert(unused.range.clone(), unused.content);
     }
 
     /// Gives back the rest of the windows (before the image is closed, or grows by other means).

@@ -3,9 +3,9 @@
 //! A host cluster is in one of these states: free (in [`FreeSpace`]), window (in a [`super::windows::Window`], its refcount
 //! already raised), quarantined (unlinked, waiting for a commit and a grace period; not known here), metadata, or referenced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// The content of host space before its first write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,24 +59,55 @@ impl Allocated {
     }
 }
 
-/// Free runs at most: memory does not grow with how scattered free space is. A run beyond them is forgotten until the image
-/// is opened again.
-pub(crate) const MAX_RUNS: usize = 1 << 15;
+/// Free runs at most: memory does not grow with how scattered free space is. The shortest are forgotten beyond them, and
+/// found again by their counts.
+const MAX_RUNS: usize = 1 << 15;
+/// The part of a file, as a divisor, that has to be forgotten before it is worth a look at all counts.
+const WORTH_A_LOOK: u64 = 16;
 
-/// Free runs, by start; runs of equal content that touch are one.
+/// What was forgotten of the free runs since the counts were looked at from the beginning.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Forgotten {
+    /// Clusters of the longest run.
+    longest: u64,
+    /// Clusters of those that were known otherwise than by their counts.
+    clusters: u64,
+}
+
+/// Free runs, by start and by length; runs of equal content that touch are one.
 #[derive(Debug, Default)]
 pub(crate) struct FreeSpace {
+    /// By the first cluster: the end, and the content.
     runs: BTreeMap<u64, (u64, SpaceContent)>,
+    /// Length and first cluster of each run.
+    by_len: BTreeSet<(u64, u64)>,
     /// Runs left out of the search, because no request so far could use them.
     aside: Vec<(Range<u64>, SpaceContent)>,
-    total: u64,
+    forgotten: Forgotten,
 }
 
 impl FreeSpace {
+    /// Free runs at most.
+    fn max_runs() -> usize {
+        sabotage::at_most(Limit::FreeRuns, MAX_RUNS as u64) as usize
+    }
+
     /// Clusters in all runs.
     #[cfg(test)]
     pub(crate) fn total(&self) -> u64 {
-        self.total
+        self.by_len.iter().map(|(len, _)| len).sum()
+    }
+
+    fn put(&mut self, run: Range<u64>, content: SpaceContent) {
+        self.by_len.insert((run.end - run.start, run.start));
+        self.runs.insert(run.start, (run.end, content));
+    }
+
+    /// Takes out the run that begins at `start`.
+    fn pull(&mut self, start: u64) -> Option<(Range<u64>, SpaceContent)> {
+        let (end, content) = self.runs.remove(&start)?;
+        self.by_len.remove(&(end - start, start));
+        Some((start..end, content))
     }
 
     /// Adds a run that is in no other.
@@ -85,41 +116,57 @@ impl FreeSpace {
             return;
         }
         let Range { mut start, mut end } = run;
-        self.total += end - start;
-        let entries = self.runs.len();
         if let Some((&before, &(before_end, before_content))) = self.runs.range(..start).next_back() {
             debug_assert!(before_end <= start, "cluster {start} freed twice");
             if before_end == start && before_content == content {
-                self.runs.remove(&before);
+                self.pull(before);
                 start = before;
             }
         }
         if let Some(&(after_end, after_content)) = self.runs.get(&end)
             && after_content == content
         {
-            self.runs.remove(&end);
+            self.pull(end);
             end = after_end;
         }
-        if entries < MAX_RUNS || self.runs.len() < entries || self.forget_shorter_than(end - start) {
-            self.runs.insert(start, (end, content));
-        } else {
-            self.total -= end - start;
+        self.put(start..end, content);
+        while self.runs.len() > Self::max_runs() {
+            self.forget_shortest();
         }
     }
 
-    /// Whether there are as many runs as there may be.
-    pub(crate) fn is_full(&self) -> bool {
-        self.runs.len() >= MAX_RUNS
+    /// Forgets the shortest run. Long ones are worth the most: what the file has just grown by is one.
+    fn forget_shortest(&mut self) {
+        // Of equal ones the last: what is low in the file is used first.
+        let Some(&(len, _)) = self.by_len.first() else { return };
+        let Some(&(_, start)) = self.by_len.range(..(len + 1, 0)).next_back() else { return };
+        self.pull(start);
+        self.forgotten.longest = self.forgotten.longest.max(len);
+        self.forgotten.clusters += len;
     }
 
-    /// Forgets a run of those that are looked at first if it is shorter than `clusters`. Long ones are worth the most:
-    /// what the file has just grown by is one.
-    fn forget_shorter_than(&mut self, clusters: u64) -> bool {
-        let first = self.runs.iter().take(64).map(|(&start, &(end, _))| (end - start, start));
-        let Some((len, start)) = first.min().filter(|(len, _)| *len < clusters) else { return false };
-        self.runs.remove(&start);
-        self.total -= len;
-        true
+    /// True if a run was forgotten since the counts were looked at from the beginning.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.forgotten.longest > 0 && !sabotage::is(Fault::ForgetForGood)
+    }
+
+    /// True if a look at the counts of a file of `clusters` is worth its time, for a request of `least` clusters in a row.
+    /// So many runs were used up or forgotten since the last look that the next one costs little beside them.
+    pub(crate) fn has_forgotten_much(&self, least: u64, clusters: u64) -> bool {
+        let Forgotten { longest, clusters: forgotten } = self.forgotten;
+        self.has_forgotten() && (longest >= least || forgotten > clusters / WORTH_A_LOOK)
+    }
+
+    /// Notes that the counts are looked at from the beginning.
+    pub(crate) fn looked_at_again(&mut self) {
+        self.forgotten = Forgotten::default();
+    }
+
+    /// Adds what of `run` is not free yet and was found by its counts.
+    pub(crate) fn insert_found(&mut self, run: Range<u64>) {
+        let before = self.forgotten.clusters;
+        self.insert_missing(run, SpaceContent::Recycled);
+        self.forgotten.clusters = before;
     }
 
     /// Adds what of `run` is not free yet. What is set aside is free already.
@@ -171,27 +218,34 @@ impl FreeSpace {
         any
     }
 
-    /// Takes up to `want` clusters: the lowest run that holds them all, else the longest run.
+    /// Takes up to `want` clusters: the shortest run that holds them all, else the longest run, if it has `min`.
     pub(crate) fn take(&mut self, want: u64, min: u64) -> Option<(Range<u64>, SpaceContent)> {
-        const LOOK_AT: usize = 4096;
-        let mut best: Option<(u64, u64)> = None;
-        for (&start, &(end, _)) in self.runs.iter().take(LOOK_AT) {
-            let len = end - start;
-            if len >= want {
-                best = Some((start, len));
-                break;
-            }
-            if len >= min && best.is_none_or(|(_, best_len)| len > best_len) {
-                best = Some((start, len));
-            }
+        if sabotage::is(Fault::LookAtFirstRuns) {
+            return self.take_of_first(want, min);
         }
-        let (start, len) = best?;
-        let (end, content) = self.runs.remove(&start)?;
-        let cut = start + len.min(want);
-        if cut < end {
-            self.runs.insert(cut, (end, content));
+        let fits = self.by_len.range((want, 0)..).next();
+        let (_, start) = *fits.or_else(|| {
+            let (longest, _) = self.by_len.last().filter(|(len, _)| *len >= min.max(1))?;
+            self.by_len.range((*longest, 0)..).next()
+        })?;
+        self.take_at(start, want)
+    }
+
+    fn take_of_first(&mut self, want: u64, min: u64) -> Option<(Range<u64>, SpaceContent)> {
+        let first =
+            self.runs.iter().take(Self::max_runs() / 8).map(|(start, (end, _))| (end - start, *start));
+        let (_, start) = first.filter(|(len, _)| *len >= min).max_by_key(|(len, _)| (*len).min(want))?;
+        self.take_at(start, want)
+    }
+
+    /// Takes up to `want` clusters of the run in which `cluster` lies, from its beginning on.
+    pub(crate) fn take_at(&mut self, cluster: u64, want: u64) -> Option<(Range<u64>, SpaceContent)> {
+        let (&start, _) = self.runs.range(..=cluster).next_back().filter(|(_, (end, _))| *end > cluster)?;
+        let (run, content) = self.pull(start)?;
+        let cut = start + (run.end - start).min(want);
+        if cut < run.end {
+            self.put(cut..run.end, content);
         }
-        self.total -= cut - start;
         Some((start..cut, content))
     }
 
@@ -208,17 +262,10 @@ impl FreeSpace {
             if end <= range.start {
                 continue;
             }
-            self.runs.remove(&start);
-            let mut removed = end - start;
-            if start < range.start {
-                self.runs.insert(start, (range.start, content));
-                removed -= range.start - start;
+            self.pull(start);
+            for rest in without(start..end, &range) {
+                self.put(rest, content);
             }
-            if end > range.end {
-                self.runs.insert(range.end, (end, content));
-                removed -= end - range.end;
-            }
-            self.total -= removed;
         }
     }
 
@@ -259,6 +306,53 @@ mod tests {
         free.insert(end + 1000..end + 1001, SpaceContent::Fresh);
         assert_eq!((free.runs.len(), free.total()), (MAX_RUNS, MAX_RUNS as u64 - 1 + 1001));
         assert_eq!(free.runs.last_key_value(), Some((&end, &(end + 1001, SpaceContent::Fresh))));
+    }
+
+    #[test]
+    fn a_long_run_is_found_behind_many_short_ones() {
+        let mut free = FreeSpace::default();
+        for cluster in 0..10_000 {
+            free.insert(2 * cluster..2 * cluster + 1, SpaceContent::Recycled);
+        }
+        free.insert(50_000..50_100, SpaceContent::Fresh);
+        free.insert(60_000..60_200, SpaceContent::Fresh);
+        assert_eq!(free.take(100, 13), Some((50_000..50_100, SpaceContent::Fresh)));
+        assert_eq!(free.take(1000, 13), Some((60_000..60_200, SpaceContent::Fresh)));
+        assert_eq!(free.take(1000, 13), None);
+        assert_eq!(free.take(1000, 1), Some((0..1, SpaceContent::Recycled)));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_noted_until_the_counts_are_looked_at_again() {
+        let mut free = FreeSpace::default();
+        let clusters = 4 * MAX_RUNS as u64;
+        for cluster in 0..MAX_RUNS as u64 {
+            free.insert(4 * cluster..4 * cluster + 2, SpaceContent::Punched);
+        }
+        assert!(!free.has_forgotten());
+        free.insert(clusters..clusters + 1, SpaceContent::Punched);
+        assert!(free.has_forgotten() && free.has_forgotten_much(1, clusters));
+        assert!(!free.has_forgotten_much(2, clusters), "no forgotten run has two");
+        // What the counts show is no news: else every look would be followed by another.
+        free.insert_found(clusters + 10..2 * clusters);
+        free.insert_found(2 * clusters + 1..2 * clusters + 2);
+        assert!(!free.has_forgotten_much(3, clusters));
+        for cluster in 0..clusters / 16 {
+            free.insert(9 * clusters + 2 * cluster..9 * clusters + 2 * cluster + 1, SpaceContent::Punched);
+        }
+        assert!(free.has_forgotten_much(3, clusters), "a sixteenth of the file");
+        free.looked_at_again();
+        assert!(!free.has_forgotten());
+    }
+
+    #[test]
+    fn a_run_is_taken_where_it_lies() {
+        let mut free = FreeSpace::default();
+        free.insert(10..20, SpaceContent::Fresh);
+        assert_eq!(free.take_at(9, 4), None);
+        assert_eq!(free.take_at(20, 4), None);
+        assert_eq!(free.take_at(15, 4), Some((10..14, SpaceContent::Fresh)));
+        assert_eq!((free.take_at(14, 40), free.total()), (Some((14..20, SpaceContent::Fresh)), 0));
     }
 
     #[test]
@@ -337,7 +431,7 @@ mod tests {
         let before = free.total();
         let beyond = 10 * MAX_RUNS as u64;
         free.insert(beyond..beyond + 2, SpaceContent::Recycled);
-        assert_eq!((free.is_full(), free.total()), (true, before), "no longer than the shortest");
+        assert_eq!((free.runs.len(), free.total()), (MAX_RUNS, before), "no longer than the shortest");
         free.insert(beyond..beyond + 5, SpaceContent::Recycled);
         assert_eq!(free.total(), before - 2 + 5);
         assert!(!free.runs.contains_key(&70));

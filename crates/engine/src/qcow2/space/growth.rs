@@ -7,50 +7,93 @@ use crate::qcow2::space::free::{Allocated, SpaceContent};
 use crate::qcow2::space::metadata_map::Metadata;
 use crate::qcow2::space::quarantine::FreeMode;
 use crate::qcow2::space::refcounts::{NewBlock, RefTable};
+use crate::qcow2::space::search::Otherwise;
+use crate::qcow2::turns::Turns;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use zebu_qcow2::limits;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 use zebu_storage::{FileKind, Worker};
 
 /// Growth of the file in bytes: a sixteenth of it, within these.
 const GROWTH_MIN: u64 = 1 << 20;
 const GROWTH_MAX: u64 = 64 << 20;
+/// Slices of counts past the end of the file of which some may not be 0: a crash leaves less.
+const COUNTED_SLICES: u64 = 4096;
 
 impl HostSpace {
-    /// Grows the file by at least `clusters`; the new space is free and fresh.
-    pub(super) async fn grow(&self, worker: &Worker, clusters: u64) -> Result<()> {
+    /// The first cluster behind the file. It may have come to be longer than what is known of it; it never gets shorter here.
+    fn end_of_file(&self) -> u64 {
+        self.file_clusters().max(self.files.file().len().div_ceil(self.geometry.cluster_size()))
+    }
+
+    /// Grows the file by at least `clusters` that follow each other and takes these; what it grows by is fresh.
+    pub(super) async fn grow(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
         let bits = self.geometry.cluster_bits;
-        // The file may have come to be longer than what is known of it; it never gets shorter here.
-        let old =
-            self.pool().file_clusters.max(self.files.file().len().div_ceil(self.geometry.cluster_size()));
         let no_space = |what: &str| Error::new(ErrorKind::NoSpace, what.to_owned()).on(self.files.path());
         if self.files.file().kind() == FileKind::BlockDevice {
             return Err(no_space("the block device is full; extend it, or discard data of the guest"));
         }
+        let old = self.end_of_file();
+        let start = self.room_behind(worker, clusters).await?;
         let extra = ((old << bits) / 16).clamp(GROWTH_MIN, GROWTH_MAX) >> bits;
-        let max = limits::HOST_OFFSET_END >> bits;
-        let mut new = (old + clusters.max(extra)).min(max);
-        if new < old + clusters {
+        let (least, max) = (start + clusters, limits::HOST_OFFSET_END >> bits);
+        let mut new = least.max(old + extra).min(max);
+        if new < least {
             return Err(no_space("the image file has reached the largest size of the format"));
         }
-        loop {
-            match worker.set_len(self.files.file(), new << bits).await {
-                Ok(()) => break,
-                // A limit on the file's size: the growth ahead of use is not worth failing for.
-                Err(_) if new > old + clusters => new = old + clusters,
-                Err(e) => return Err(Error::from(e).on(self.files.path())),
-            }
+        if let Err(error) = worker.set_len(self.files.file(), new << bits).await {
+            // A limit on the file's size: the growth ahead of use is not worth failing for.
+            let retried =
+                if new > least { worker.set_len(self.files.file(), least << bits).await } else { Err(error) };
+            retried.map_err(|e| Error::from(e).on(self.files.path()))?;
+            new = least;
         }
-        // A crash, or a writer that leaves references past the end, may have left counts there.
         let runs = self.zero_refcount_runs(worker, old..new).await?;
         let mut pool = self.pool();
         pool.file_clusters = new;
         for run in runs {
             pool.free.insert(run, SpaceContent::Fresh);
         }
-        Ok(())
+        // What was free before it is used first. (What could be forgotten at once is free all the same.)
+        let taken = pool.free.take_at(start, clusters);
+        let (range, content) = taken.unwrap_or((start..least, SpaceContent::Fresh));
+        Ok(Allocated { range, content })
+    }
+
+    /// Finds the first `clusters` behind the file of which none is counted. A crash, or a writer that leaves references past
+    /// the end, may have left counts there.
+    ///
+    /// # Errors
+    /// More is counted than they leave.
+    async fn room_behind(&self, worker: &Worker, clusters: u64) -> Result<u64> {
+        let mut at = self.end_of_file();
+        if sabotage::is(Fault::GrowIntoCounted) {
+            return Ok(at);
+        }
+        let farthest = at + COUNTED_SLICES * self.refcounts_per_slice();
+        while at <= farthest {
+            let wanted = at..at + clusters;
+            let runs = self.zero_refcount_runs(worker, wanted.clone()).await?;
+            at = match runs.last() {
+                Some(run) if *run == wanted => return Ok(at),
+                Some(run) if run.end == wanted.end => run.start,
+                _ => wanted.end,
+            };
+        }
+        let message = "refcounts far past the end of the file are not 0; repair the image";
+        Err(Error::new(ErrorKind::Corrupt, message).on(self.files.path()).with_remedy(Remedy::Repair))
+    }
+
+    /// The first cluster behind a table of `clusters` and the refcount blocks that it may need, wherever it gets its place.
+    async fn end_of_place(&self, worker: &Worker, clusters: u64) -> Result<u64> {
+        let wanted = clusters + self.blocks_for(clusters);
+        let start = match self.files.file().kind() {
+            FileKind::BlockDevice => self.file_clusters(),
+            _ => self.room_behind(worker, wanted).await?,
+        };
+        Ok(start + wanted)
     }
 
     /// Makes the file reach to the end of `len` host bytes at `host`, where data of `guest` is, if they are in use.
@@ -81,13 +124,15 @@ impl HostSpace {
         let per_cluster = self.geometry.reftable_entries_per_cluster();
         let old = self.refcounts.table();
         let old_entries = old.entries().len() as u64;
-        let max_clusters = limits::MAX_REFTABLE_SIZE.min(sabotage::refcount_table_limit()) >> bits;
+        let max_clusters = sabotage::at_most(Limit::RefcountTableBytes, limits::MAX_REFTABLE_SIZE) >> bits;
         // Room for what the table and its own refcount blocks add at the end of the file.
         let ahead = (old_entries + old_entries / 2).min(max_clusters * per_cluster);
         let wanted = (index + 1).max(ahead);
         let mut clusters = wanted.div_ceil(per_cluster);
+        let mut turns = Turns::at_most(64, "the growth of the refcount table");
         loop {
-            let last = self.pool().file_clusters + clusters + self.blocks_for(clusters);
+            turns.take()?;
+            let last = self.end_of_place(worker, clusters).await?;
             let needed = (last / self.geometry.refcount_entries_per_block() + 1).div_ceil(per_cluster);
             if needed <= clusters {
                 break;
@@ -133,27 +178,17 @@ impl HostSpace {
     }
 
     /// Claims clusters that follow each other, after the refcount blocks that count them, for tables that are longer than
-    /// a window: at the end of the file, or wherever there is room on a block device. `space_mutex` is held.
+    /// a window. `space_mutex` is held.
     async fn place_long(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
         let per_block = self.geometry.refcount_entries_per_block();
         let wanted = self.blocks_for(clusters) + clusters;
-        let Allocated { range: all, content } = if self.files.file().kind() == FileKind::BlockDevice {
-            self.find_on_device(worker, wanted).await?
-        } else {
-            let start = self.pool().file_clusters;
-            self.grow(worker, wanted).await?;
-            Allocated { range: start..start + wanted, content: SpaceContent::Fresh }
-        };
-        let start = all.start;
-        if self.zero_refcount_runs(worker, all.clone()).await?.as_slice() != std::slice::from_ref(&all) {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                "refcounts past the end of the file are not 0; repair the image",
-            )
-            .on(self.files.path())
-            .with_remedy(Remedy::Repair));
+        let found = self.find_long(worker, wanted).await?;
+        if let Err(error) = self.set_tables_aside(worker, found.range.clone()).await {
+            self.give_back(&found);
+            return Err(error);
         }
-        self.pool().free.remove(all.clone());
+        let Allocated { range: all, content } = found;
+        let start = all.start;
         let table = self.refcounts.table();
         // A block may lie in front of what it counts; whatever order they have, all of them count zeroes at first.
         let (missing, existing): (Vec<u64>, Vec<u64>) = (all.start / per_block..=(all.end - 1) / per_block)
@@ -179,32 +214,41 @@ impl HostSpace {
         Ok(Allocated { range: table_start..used.end, content })
     }
 
-    /// `clusters` free ones that follow each other, of all that a device has. They stay free.
-    async fn find_on_device(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
-        loop {
-            self.pool().free.restore();
-            let found = self.pool().free.take(clusters, clusters);
-            if let Some((range, content)) = found {
-                self.check_free(&range, "tables")?;
-                let found = Allocated { range, content };
-                self.give_back(&found);
+    /// `clusters` free ones that follow each other: known ones, or what a file grows by, or of all that a device has.
+    async fn find_long(&self, worker: &Worker, clusters: u64) -> Result<Allocated> {
+        self.pool().free.restore();
+        let is_device = self.files.file().kind() == FileKind::BlockDevice;
+        let known = if is_device {
+            self.look(worker, clusters, clusters, u64::MAX, Otherwise::NoSpace).await?
+        } else {
+            let known = self.pool().free.take(clusters, clusters);
+            known.map(|(range, content)| Allocated { range, content })
+        };
+        match known {
+            Some(found) if sabotage::is(Fault::PlaceBehindGrowth) && !is_device => self.give_back(&found),
+            Some(found) => {
+                self.check_free(&found.range, "tables")?;
                 return Ok(found);
             }
-            if !self.scan(worker).await? && self.can_scan_no_further() {
+            None if is_device => {
                 let message = format!(
                     "the block device has no {clusters} free clusters in a row, which a table needs; extend it, or \
                      discard data of the guest"
                 );
                 return Err(Error::new(ErrorKind::NoSpace, message).on(self.files.path()));
             }
+            None => {}
         }
+        self.grow(worker, clusters).await
     }
 
     /// Clusters that follow each other for a table of any length; what they hold is unspecified but zero if fresh.
     pub(crate) async fn claim_large(&self, worker: &Worker, count: u64) -> Result<Allocated> {
         let _turn = self.space_mutex.lock().await;
+        let mut turns = Turns::at_most(8, "a place for a long table");
         loop {
-            let end = self.pool().file_clusters + count + self.blocks_for(count);
+            turns.take()?;
+            let end = self.end_of_place(worker, count).await?;
             let last_index = end / self.geometry.refcount_entries_per_block();
             if last_index < self.refcounts.table().entries().len() as u64 {
                 break;

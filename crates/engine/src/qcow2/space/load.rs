@@ -54,6 +54,7 @@ impl HostSpace {
         let mut pool = self.pool();
         pool.file_clusters = clusters;
         pool.clusters_at_open = clusters;
+        pool.scan_end = clusters;
     }
 
     /// Reads the refcount table, and notes for the overlap check where refcount blocks and the L2 tables at `tables` lie.

@@ -11,6 +11,8 @@ pub(crate) mod metadata_map;
 mod overlap_check;
 pub(crate) mod quarantine;
 pub(crate) mod refcounts;
+mod room;
+mod search;
 pub(crate) mod windows;
 
 use crate::qcow2::files::ImageFiles;
@@ -21,6 +23,7 @@ use free::FreeSpace;
 use metadata_map::{Metadata, MetadataMap};
 use quarantine::Quarantine;
 use refcounts::Refcounts;
+use std::collections::BTreeSet;
 use windows::Windows;
 use zebu_qcow2::Geometry;
 
@@ -52,8 +55,12 @@ struct Pool {
     file_clusters: u64,
     /// Clusters below this were examined for zero refcounts, or are known otherwise.
     scanned: u64,
+    /// The first cluster behind the look at the counts.
+    scan_end: u64,
     /// Clusters that the file held when it was opened: what lies below is never taken for fresh and never cut off.
     clusters_at_open: u64,
+    /// Offsets of parts of refcount blocks for which the file system has set room aside since the open.
+    has_room: BTreeSet<u64>,
 }
 
 impl HostSpace {

@@ -5,7 +5,7 @@
 
 use crate::qcow2::space::free::{Allocated, SpaceContent};
 use std::ops::Range;
-use zebu_storage::sabotage::{self, Fault};
+use zebu_storage::sabotage::{self, Fault, Limit};
 
 /// A stream of allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,8 @@ impl Windows {
             Some(oldest) => *oldest = end,
             None => self.recent_ends.push(end),
         }
-        self.next_end = (self.next_end + 1) % RECENT_ENDS;
+        let most = sabotage::at_most(Limit::RecentEnds, RECENT_ENDS as u64);
+        self.next_end = (self.next_end + 1) % most as usize;
     }
 
     /// Whether `count` clusters in a row are left for `stream`.
@@ -151,7 +152,8 @@ impl Windows {
             Stream::Data { .. } => same_stream.or_else(|| {
                 let is_data = |w: &Window| matches!(w.stream, Stream::Data { .. });
                 let data = self.windows.iter().enumerate().filter(|(_, w)| is_data(w));
-                if data.clone().count() < MAX_DATA_WINDOWS {
+                let most = sabotage::at_most(Limit::DataWindows, MAX_DATA_WINDOWS as u64);
+                if (data.clone().count() as u64) < most {
                     return None;
                 }
                 data.min_by_key(|(_, w)| w.last_used).map(|(index, _)| index)

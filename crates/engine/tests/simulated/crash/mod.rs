@@ -9,6 +9,7 @@ pub(crate) mod guest;
 pub(crate) mod judge;
 pub(crate) mod left_behind;
 pub(crate) mod life;
+pub(crate) mod limits;
 mod replay;
 pub(crate) mod resizes;
 pub(crate) mod setup;

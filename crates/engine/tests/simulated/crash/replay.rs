@@ -2,6 +2,7 @@
 
 use crate::crash::judge::{Leaks, judge, judge_by_qemu};
 use crate::crash::life::{Extent, Tally, live};
+use crate::crash::limits::Limits;
 use crate::crash::setup::{Origin, Setup};
 use zebu_sim::{Seeds, SimRng};
 
@@ -10,6 +11,7 @@ const EXTENT: Extent =
 
 fn run(seed: u64, setup: &Setup, extent: Extent, tally: &mut Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x6372_6173_6800_0000);
+    Limits::of_seed(seed).set();
     let files = setup.make(seed);
     tally.seeds += 1;
     live(setup, &files, setup.model(), &mut rng, extent, tally)
@@ -25,7 +27,7 @@ fn run_seeds(default_seeds: u64, setup: impl Fn(&mut SimRng) -> Setup) {
     let mut one = |seed| {
         let setup = setup(&mut SimRng::new(seed));
         if let Err(violation) = run(seed, &setup, EXTENT, &mut tally) {
-            panic!("seed {seed}: {violation}\n{setup:?}");
+            panic!("seed {seed}, {}: {violation}\n{setup:?}", Limits::of_seed(seed));
         }
         tally.states
     };

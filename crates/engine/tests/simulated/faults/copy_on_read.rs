@@ -4,7 +4,7 @@ use crate::crash::setup::{Origin, Setup};
 use crate::faults::bench::Bench;
 use futures_util::future::join_all;
 use zebu::{Durability, ExtentKind, ZeroMode};
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 const PATTERN: u64 = 64 << 10;
 
@@ -17,7 +17,7 @@ fn setup(seed: u64) -> Setup {
 
 /// Guests zero and write every cluster, each once, while all of them are filled.
 fn fill_beside(seed: u64) {
-    sabotage::limit_windows(1);
+    sabotage::limit(Limit::WindowBytes, 1);
     let bench = Bench::new(&setup(seed), seed);
     let (guest, image) = (bench.guest.clone(), bench.guest.image.clone());
     let tasks = (0..16u64).map(|cluster| {
@@ -44,7 +44,7 @@ fn fill_beside(seed: u64) {
     bench.flush().unwrap();
     bench.crash_states(seed, 8).unwrap();
     bench.close().unwrap();
-    sabotage::limit_windows(u64::MAX);
+    sabotage::limit(Limit::WindowBytes, u64::MAX);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn start_read(bench: &Bench, image: &zebu::Image, rng: &mut SimRng, since: &[usi
 }
 
 fn run(seed: u64) -> Result<(u64, u64), String> {
-    zebu_storage::sabotage::limit_windows(CLUSTER);
+    zebu_storage::sabotage::limit(zebu_storage::sabotage::Limit::WindowBytes, CLUSTER);
     let mut rng = SimRng::new(seed);
     let setup = Setup {
         size: CLUSTERS * CLUSTER,

@@ -7,6 +7,7 @@ pub(crate) mod calls;
 pub(crate) mod copy_on_read;
 pub(crate) mod damage_mark;
 pub(crate) mod failed_tables;
+pub(crate) mod fragmented;
 pub(crate) mod full_disk;
 pub(crate) mod growth;
 pub(crate) mod header_writes;

@@ -7,7 +7,7 @@ use crate::faults::bench::Bench;
 use zebu::storage::IoBuf;
 use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter, SimFileConfig};
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// Clusters and counts so that the refcount table is long for what it counts: 64 entries in each of its clusters, each of
 /// them for 64 clusters.
@@ -41,7 +41,7 @@ fn opened_again(earlier: &Bench, files: &Files) -> Bench {
 }
 
 /// How many counts of 64 bits are 0, of clusters that the file has.
-fn free_clusters(bench: &Bench) -> u64 {
+pub(crate) fn free_clusters(bench: &Bench) -> u64 {
     let (top, cluster) = (bench.world.content(TOP).unwrap(), bench.setup.cluster_size);
     let words = |at: u64, len: u64| -> Vec<u64> {
         top.bytes(at..at + len).chunks(8).map(|word| u64::from_be_bytes(word.try_into().unwrap())).collect()
@@ -139,7 +139,7 @@ fn a_refcount_table_that_moved_is_written_by_nobody_else() {
 #[test]
 fn a_refcount_table_of_the_largest_size_ends_the_growth_of_the_file() {
     // Two clusters of entries: 4 MiB are counted.
-    sabotage::limit_refcount_tables(1024);
+    sabotage::limit(Limit::RefcountTableBytes, 1024);
     let counted = 4 << 20;
     let bench = Bench::new(&small_clusters(8 << 20), 1);
     bench.world.open(TOP, SimFileConfig { max_len: Some(256 << 20), ..SimFileConfig::default() });
@@ -159,7 +159,7 @@ fn a_refcount_table_of_the_largest_size_ends_the_growth_of_the_file() {
     write(&bench, 512 << 10, 256 << 10);
     bench.read_whole().unwrap();
     closed(&bench);
-    sabotage::limit_refcount_tables(u64::MAX);
+    sabotage::limit(Limit::RefcountTableBytes, u64::MAX);
 }
 
 /// L1 tables of snapshots, of as many clusters as a refcount block counts, and one less, and more.
@@ -307,7 +307,7 @@ pub(crate) fn a_window_that_could_not_be_counted_is_given_back_whole() {
         ..Setup::plain()
     };
     // The counts of a small window lie in one slice.
-    sabotage::limit_windows(u64::MAX);
+    sabotage::limit(Limit::WindowBytes, u64::MAX);
     let mut failed = 0;
     for nth in 0..30 {
         let bench = Bench::new(&setup, nth);

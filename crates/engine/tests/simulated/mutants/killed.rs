@@ -4,8 +4,8 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, failed_tables, growth, held, idle, moved_source, old_content, poison,
-    snapshots, space, stalls, unending,
+    calls, copy_on_read, damage_mark, failed_tables, fragmented, growth, held, idle, moved_source,
+    old_content, poison, snapshots, space, stalls, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -95,12 +95,14 @@ mutants! {
     barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
     barrier_1_where_it_is_the_last: SkipOnlyBarrier, within 20 of [Crash(Any), Crash(ManyBlocks)];
     barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
+    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 30 of [Crash(GrowingTable)];
     barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
     l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
     the_live_block_is_written: WriteTheLiveBlock, within 60 of [Crash(Any)];
     freed_is_frozen_last: FreezeFreedLast, within 60 of [Crash(Any)];
     a_failed_commit_is_forgotten: ForgetFailedCommit, within 60 of [Fails(OpClass::Write, Errno::NOSPC)];
-    a_commit_error_is_swallowed: SwallowCommitError, within 150 of [Fails(OpClass::Write, Errno::NOSPC), Full];
+    a_commit_error_is_swallowed: SwallowCommitError, within 600 of
+        [Fails(OpClass::Write, Errno::IO), Fails(OpClass::Write, Errno::NOSPC), Full];
     a_flush_joins_a_frozen_commit: JoinFrozenCommit, within 20 of [Crash(Any)];
     a_failed_batch_is_left: LeaveFailedBatch, within 1 of
         [Scenario(held::a_write_of_a_failed_commit_never_lands_on_a_later_one)];
@@ -168,6 +170,15 @@ mutants! {
     a_window_is_off_by_one: WindowOffByOne, within 5 of [Crash(Any)];
     recycled_space_counts_as_zero: RecycledIsFresh, within 20 of [Crash(Any)];
     windows_are_not_raised: SkipRaise, within 5 of [Crash(Any)];
+    the_first_free_runs_are_looked_at: LookAtFirstRuns, within 1 of
+        [Scenario(fragmented::a_file_grows_once_for_a_window_that_no_free_run_holds)];
+    forgotten_runs_are_lost: ForgetForGood, within 1 of [Scenario(fragmented::forgotten_space_is_found_again)];
+    a_file_grows_into_what_is_counted: GrowIntoCounted, within 1 of
+        [Scenario(fragmented::a_long_table_goes_past_what_is_counted_behind_the_file)];
+    a_commit_has_no_room: CommitWithoutRoom, within 1 of
+        [Scenario(fragmented::a_new_image_on_a_full_file_system_can_be_flushed)];
+    a_table_lies_behind_a_growth: PlaceBehindGrowth, within 1 of
+        [Scenario(fragmented::a_table_that_moves_lies_in_what_the_file_has_grown_by)];
     a_window_is_given_back_half_counted: KeepRaised, within 1 of
         [Scenario(space::a_window_that_could_not_be_counted_is_given_back_whole)];
     a_block_does_not_count_itself: UncountedBlock, within 20 of [Crash(ManyBlocks)];

@@ -1,6 +1,7 @@
 //! The random streams that mutants run against.
 
 use crate::crash::life::{Extent, Tally, live};
+use crate::crash::limits::Limits;
 use crate::crash::setup::{Origin, Setup};
 use crate::crash::{left_behind, resizes, vm_state};
 use crate::faults::nth_operation::{many_failures, one_failure};
@@ -8,7 +9,7 @@ use crate::faults::{full_disk, header_writes};
 use crate::mutants::{marks, snapshot_lives};
 use rustix::io::Errno;
 use zebu_sim::{FailedEffect, OpClass, SimRng};
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// Which images the crash replay runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,7 +123,9 @@ impl Stream {
     /// Runs it with one seed. `Err`: what must not be.
     pub(crate) fn run(self, seed: u64) -> Result<(), String> {
         // Windows of one cluster, of some, or as they are.
-        sabotage::limit_windows([1, 4096, u64::MAX][(seed % 3) as usize]);
+        sabotage::limit(Limit::WindowBytes, [1, 4096, u64::MAX][(seed % 3) as usize]);
+        let is_scenario = matches!(self, Stream::Scenario(_));
+        if is_scenario { Limits::ORDINARY } else { Limits::of_seed(seed) }.set();
         match self {
             Stream::Crash(shape) => {
                 let mut rng = SimRng::new(seed ^ 0x6d75_7461_6e74);

@@ -2,6 +2,7 @@
 //! them.
 
 use crate::crash::guest::Request;
+use crate::crash::limits::Limits;
 use crate::crash::setup::Files;
 use crate::schedules::explore::{executions, explore, first_failure, tell_how_to_repeat};
 use crate::schedules::ground::{self, Ground, border, guest_at};
@@ -208,7 +209,15 @@ impl Scenario {
     /// One execution.
     fn run(&self, ground: &Ground) {
         let seed = shuttle::rand::thread_rng().next_u64();
-        run(ground, &Plan { threads: (self.threads)(&ground::files(ground)), window: self.window, seed });
+        run(
+            ground,
+            &Plan {
+                threads: (self.threads)(&ground::files(ground)),
+                window: self.window,
+                limits: Limits::ORDINARY,
+                seed,
+            },
+        );
     }
 }
 

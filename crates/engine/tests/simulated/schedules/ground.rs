@@ -1,12 +1,13 @@
 //! The images on which threads meet: made once, and opened anew in each execution.
 
+use crate::crash::limits::Limits;
 use crate::crash::setup::{BASE, Files, NAMES, Origin, SNAPSHOT, Setup};
 use crate::schedules::explore;
 use std::cell::RefCell;
 use std::sync::Mutex;
 use zebu::{Image, ZeroMode};
 use zebu_sim::{Content, GuestModel, GuestRequest, Space};
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// An image.
 #[derive(Debug, Clone)]
@@ -209,7 +210,8 @@ pub(crate) fn make(grounds: &[Ground]) {
 }
 
 fn made_of(ground: &Ground) -> Files {
-    sabotage::limit_windows(u64::MAX);
+    sabotage::limit(Limit::WindowBytes, u64::MAX);
+    Limits::ORDINARY.set();
     let setup = &ground.setup;
     let mut files = setup.make(1);
     if ground.hole > 0 && setup.origin == Origin::Qcow2Base {

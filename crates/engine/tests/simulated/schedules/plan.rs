@@ -1,6 +1,7 @@
 //! Operations of the threads in one execution, chosen by a seed.
 
 use crate::crash::guest::Request;
+use crate::crash::limits::Limits;
 use crate::schedules::ground::Ground;
 use std::fmt;
 use zebu::{Durability, ZeroMode};
@@ -107,13 +108,14 @@ pub(crate) struct Plan {
     pub(crate) threads: Vec<Vec<Op>>,
     /// Bytes of an allocation window at most.
     pub(crate) window: u64,
+    pub(crate) limits: Limits,
     /// Decides about the disk.
     pub(crate) seed: u64,
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed {:#x}, windows of {:#x} bytes at most", self.seed, self.window)?;
+        write!(f, "seed {:#x}, windows of {:#x} bytes at most, {}", self.seed, self.window, self.limits)?;
         for (number, ops) in self.threads.iter().enumerate() {
             for op in ops {
                 write!(f, "\n  thread {number}: {op:x?}")?;
@@ -142,7 +144,8 @@ impl Plan {
             threads[0].push(leave);
         }
         let window = *maker.rng.pick(&[1, 1, 4096, u64::MAX]);
-        Self { threads, window, seed: maker.rng.next_u64() }
+        let seed = maker.rng.next_u64();
+        Self { threads, window, limits: Limits::of_seed(seed), seed }
     }
 
     pub(crate) fn resizes(&self) -> bool {

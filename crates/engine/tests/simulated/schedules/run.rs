@@ -21,7 +21,7 @@ use zebu_sim::{
     OpClass, OpFilter, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu_storage::commit_steps;
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// Crash states judged in one execution at most.
 const MOST_CRASHES: usize = 4;
@@ -69,7 +69,8 @@ pub(crate) fn run(ground: &Ground, plan: &Plan) {
 }
 
 fn execute(ground: &Ground, plan: &Plan) -> Result<(), String> {
-    sabotage::limit_windows(plan.window);
+    sabotage::limit(Limit::WindowBytes, plan.window);
+    plan.limits.set();
     let setup = &ground.setup;
     let mut rng = SimRng::new(plan.seed);
     let world = setup.world(&files(ground), rng.next_u64());

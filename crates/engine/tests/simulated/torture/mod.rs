@@ -6,6 +6,7 @@
 mod encrypted_data;
 mod invariants;
 mod large_sectors;
+mod length;
 mod notices;
 mod plan;
 mod possible_image;

@@ -3,8 +3,10 @@
 
 use crate::crash::guest::{Failures, Guest, Request};
 use crate::crash::judge::{Leaks, judge, judge_by_qemu, read_all};
+use crate::crash::limits::Limits;
 use crate::crash::setup::{Files, NAMES, Origin, Setup};
 use crate::torture::invariants::Invariants;
+use crate::torture::length::Length;
 use futures_util::future::join_all;
 use std::fmt;
 use std::rc::Rc;
@@ -14,7 +16,7 @@ use zebu_sim::{
     CrashOptions, CrashState, FaultPlan, FaultRates, GuestModel, GuestRequest, GuestResult, LogKeep, SimRng,
     SimWorld, Tear,
 };
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// The observations while a plan runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,7 @@ pub(crate) struct Plan {
     pub(crate) rates: FaultRates,
     /// Bytes of an allocation window at most.
     pub(crate) window: u64,
+    pub(crate) limits: Limits,
     /// Decides about the order of everything.
     pub(crate) seed: u64,
     pub(crate) watch: Watch,
@@ -115,7 +118,8 @@ impl Plan {
             lives.push(phases);
         }
         let window = *rng.pick(&[1, 1, 4096, u64::MAX]);
-        Self { setup, lives, rates, window, seed: rng.next_u64(), watch, by_qemu: 0 }
+        let limits = Limits::of_seed(seed);
+        Self { setup, lives, rates, window, limits, seed: rng.next_u64(), watch, by_qemu: 0 }
     }
 
     /// The same on an encrypted image.
@@ -148,7 +152,8 @@ impl Plan {
 
     /// Runs it; besides, what the disk was asked in its last life, as text, if that was kept.
     pub(crate) fn run_keeping(&self, keep: LogKeep) -> (Result<(), String>, String) {
-        sabotage::limit_windows(self.window);
+        sabotage::limit(Limit::WindowBytes, self.window);
+        self.limits.set();
         let mut rng = SimRng::new(self.seed);
         let mut files = self.setup.make(self.seed);
         let mut model = self.setup.model();
@@ -177,7 +182,11 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:?}", self.setup)?;
-        writeln!(f, "windows of {} bytes at most; of 1000 operations: {:?}", self.window, self.rates)?;
+        writeln!(
+            f,
+            "windows of {} bytes at most, {}; of 1000 operations: {:?}",
+            self.window, self.limits, self.rates
+        )?;
         for (life, phases) in self.lives.iter().enumerate() {
             for (phase, Phase { streams, resize }) in phases.iter().enumerate() {
                 for (stream, requests) in streams.iter().enumerate() {
@@ -220,6 +229,7 @@ impl Life<'_> {
         if self.plan.fails() {
             guest.failures.set(Failures::OfTheDisk);
         }
+        let mut length = Length::at_open(self.plan, self.world);
         let mut invariants = Invariants::new(setup, self.world);
         self.world.set_faults(FaultPlan::random(self.plan.rates));
         for phase in phases {
@@ -234,6 +244,7 @@ impl Life<'_> {
                 })
                 .collect();
             self.watch(&guest, &mut invariants, requests * 12, join_all(streams))?;
+            length.check_after(phase)?;
             if let Some(len) = phase.resize {
                 self.watch(&guest, &mut invariants, 60, guest.resize(&workers[0], len))?;
             }

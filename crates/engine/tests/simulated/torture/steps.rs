@@ -20,7 +20,7 @@ use zebu_sim::{
     GuestResult, OpClass, OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu_storage::commit_steps::{self, CommitStep};
-use zebu_storage::sabotage;
+use zebu_storage::sabotage::{self, Limit};
 
 /// EIO and ENOSPC.
 const IO: i32 = 5;
@@ -526,7 +526,7 @@ fn every_step_survives_every_failure() {
     let is_whole = std::env::var_os("ZEBU_COVERAGE").is_some();
     let only = std::env::var("ZEBU_CELL").ok();
     // Before the first image is made: all cells are to be what they are by themselves.
-    sabotage::limit_windows(4096);
+    sabotage::limit(Limit::WindowBytes, 4096);
     Seeds::new(1).run(|seed| {
         let mut rows: Vec<Vec<String>> = Vec::new();
         let before = Counts::now();
