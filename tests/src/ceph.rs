@@ -1,18 +1,16 @@
 //! The Ceph cluster that `cargo xtask ceph` has started.
 
+use crate::patience::{LONGEST, wait_until};
 use crate::program::{Finished, finish, required, zebu_program};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The variable that names the cluster's directory.
 const VARIABLE: &str = "ZEBU_CEPH";
 /// The pool of the tests' images.
 const POOL: &str = "disks";
-/// The time that the daemon of the disks may take to come and go.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The cluster.
 #[derive(Debug)]
@@ -97,11 +95,7 @@ impl Ceph {
     pub fn without_daemon(&self) -> Outage<'_> {
         let pid = self.daemon().expect("the number of the daemon");
         kill_process(pid, Signal::KILL).expect("the daemon runs");
-        let begin = Instant::now();
-        while is_running(pid) {
-            assert!(begin.elapsed() < PATIENCE, "the daemon does not end");
-            thread::sleep(Duration::from_millis(20));
-        }
+        wait_until("the end of the daemon", || !is_running(pid));
         Outage { ceph: self }
     }
 
@@ -132,7 +126,7 @@ impl Drop for Outage<'_> {
         let is_started = started.is_ok_and(|status| status.success());
         let begin = Instant::now();
         // Until it answers.
-        while is_started && begin.elapsed() < PATIENCE {
+        while is_started && begin.elapsed() < LONGEST {
             let words = "ls disks --rados-osd-op-timeout 3";
             if self.ceph.rbd(words).code == Some(0) {
                 return;

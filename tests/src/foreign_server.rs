@@ -1,10 +1,10 @@
 //! NBD servers of others: qemu-nbd and nbdkit.
 
+use crate::patience::Patience;
 use crate::program::required;
-use std::os::unix::net::UnixStream;
+use crate::server::is_listening;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// A running NBD server that is not zebu's. Killed on drop.
 #[derive(Debug)]
@@ -39,18 +39,17 @@ impl ForeignServer {
     /// Starts a server that listens on `socket`.
     ///
     /// # Panics
-    /// If it does not within a minute.
+    /// If it never does.
     pub fn spawn(mut command: Command, socket: PathBuf) -> Self {
         // One that was killed leaves it behind.
         let _ = std::fs::remove_file(&socket);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
         let mut server = Self { child, socket };
-        let begin = Instant::now();
-        while UnixStream::connect(&server.socket).is_err() {
+        let patience = Patience::begin();
+        while !is_listening(&server.socket) {
             let ended = server.child.try_wait().expect("our child");
             assert_eq!(ended, None, "the server has ended");
-            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not listen");
-            std::thread::sleep(Duration::from_millis(20));
+            patience.pause("the server listens");
         }
         server
     }

@@ -23,6 +23,7 @@ pub mod mount;
 pub mod nbd_client;
 pub mod object_store;
 pub mod patch;
+pub mod patience;
 pub mod program;
 pub mod qemu;
 pub mod random;

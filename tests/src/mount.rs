@@ -1,11 +1,11 @@
 //! File systems of their own for tests that need a small or a particular one. Needs root.
 
 use crate::device::LoopDevice;
+use crate::patience::wait_for;
 use crate::program::{find, finish, is_root};
 use crate::scratch::Scratch;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// A mounted file system; gone when dropped.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Mounted {
     /// Unmounts it and mounts it again: only what reached the disk is there then.
     ///
     /// # Panics
-    /// If something in it stays open for ten seconds, or it has no disk.
+    /// If something in it stays open, or it has no disk.
     pub fn mount_again(&self) {
         let device = self.device.as_ref().expect("a file system on a disk");
         let run = |program: &str, args: &[&str]| {
@@ -70,14 +70,8 @@ impl Mounted {
             command.args(args).arg(self.path());
             finish(command)
         };
-        let begin = Instant::now();
-        let mut unmounted = run("umount", &[]);
-        // The kernel may hold the files of a ring for moments.
-        while unmounted.code != Some(0) && begin.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(50));
-            unmounted = run("umount", &[]);
-        }
-        unmounted.ok();
+        // The kernel may hold the files of a ring for a while.
+        wait_for("unmounting", || (run("umount", &[]).code == Some(0)).then_some(()));
         run("mount", &[device.name()]).ok();
     }
 

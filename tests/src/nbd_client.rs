@@ -1,9 +1,9 @@
 //! A small NBD client that says whatever a test wants it to, right or wrong. Written from the protocol's description.
 
+use crate::patience::LONGEST;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 /// Options.
 pub mod option {
@@ -65,7 +65,7 @@ impl Client {
     /// Connects, and takes the server's greeting.
     pub fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_read_timeout(Some(LONGEST))?;
         let mut client = Self { stream, extended: false };
         let hello = client.take(18)?;
         assert_eq!(&hello[..16], b"NBDMAGICIHAVEOPT");

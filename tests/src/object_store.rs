@@ -1,13 +1,12 @@
 //! MinIO, a server of S3, and curl as another client of it.
 
+use crate::patience::{Patience, wait_until};
 use crate::program::{Finished, find, finish, run_in, zebu_program};
 use crate::server::PROXIES;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// The bucket that there is.
 pub const BUCKET: &str = "disks";
@@ -71,14 +70,12 @@ impl ObjectStore {
                 user: user.to_owned(),
                 password: password.to_owned(),
             };
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(60)
-                && store.child.try_wait().expect("a child").is_none()
-            {
+            let patience = Patience::begin();
+            while store.child.try_wait().expect("a child").is_none() {
                 if store.request("GET", &format!("{BUCKET}/"), &[]).stdout.contains("ListBucketResult") {
                     return store;
                 }
-                thread::sleep(Duration::from_millis(50));
+                patience.pause("minio answers");
             }
         }
         panic!("minio does not start: {}", std::fs::read_to_string(log).unwrap_or_default());
@@ -210,10 +207,9 @@ impl ObjectStore {
     /// Waits until the store has at least `count` parts of an upload to a key, the mark of zebu's included.
     ///
     /// # Panics
-    /// If it does not have them within two minutes.
+    /// If it never has them.
     pub fn wait_for_parts(&self, key: &str, count: usize) {
-        let begin = Instant::now();
-        loop {
+        wait_until(format_args!("{count} parts of {key}"), || {
             let list =
                 self.request("GET", &format!("{BUCKET}/?prefix={key}&uploads="), &["--fail"]).ok().stdout;
             let id = list.split("<UploadId>").nth(1).and_then(|rest| rest.split("</UploadId>").next());
@@ -221,12 +217,8 @@ impl ObjectStore {
                 let path = format!("{BUCKET}/{key}?max-parts=1000&uploadId={id}");
                 self.request("GET", &path, &["--fail"]).stdout.matches("<PartNumber>").count()
             });
-            if parts >= count {
-                return;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(120), "{parts} parts of {key}");
-            thread::sleep(Duration::from_millis(50));
-        }
+            parts >= count
+        });
     }
 }
 

@@ -1,5 +1,6 @@
 //! Running programs, and the command `zebu` among them.
 
+use crate::patience::LONGEST;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -8,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 
 /// The output and exit code of a finished program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +88,18 @@ pub fn finish(command: Command) -> Finished {
 /// If it can't be started.
 pub fn finish_with(mut command: Command, stdin: Stdio) -> Finished {
     let line = line_of(&command);
-    let out = command.stdin(stdin).output().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
+    let pipes = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = pipes.spawn().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
+    let (over, is_over) = channel::<()>();
+    let pid = Pid::from_child(&child);
+    // A guard against one that hangs.
+    std::thread::spawn(move || {
+        if is_over.recv_timeout(LONGEST) == Err(RecvTimeoutError::Timeout) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
+    let out = child.wait_with_output().unwrap_or_else(|e| panic!("{line}: {e}"));
+    drop(over);
     Finished {
         line,
         code: out.status.code(),
@@ -152,14 +165,18 @@ pub fn zebu_interrupted(dir: &Path, args: &[&str], bytes: u64) -> Finished {
 }
 
 /// As [`fn@zebu`], with 256 MiB of private memory and 20 seconds of the processor: a hostile image gets no more. What goes
-/// past them, or takes two minutes, has no exit code.
+/// past them, or hangs, has no exit code.
 ///
 /// # Panics
 /// If it has not been built.
 pub fn zebu_limited<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
     let mut command = Command::new("timeout");
     let limits = "ulimit -d 262144; ulimit -c 0; ulimit -t 20; exec \"$0\" \"$@\"";
-    command.args(["-s", "KILL", "120", "sh", "-c", limits]).arg(zebu_program()).args(args).current_dir(dir);
+    command
+        .args(["-s", "KILL", &LONGEST.as_secs().to_string(), "sh", "-c", limits])
+        .arg(zebu_program())
+        .args(args)
+        .current_dir(dir);
     let mut finished = finish(command);
     // timeout's own, and those of SIGKILL and SIGXCPU.
     if matches!(finished.code, Some(124 | 137 | 152)) {

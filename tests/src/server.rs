@@ -1,9 +1,14 @@
 //! A running `zebu serve`.
 
+<<<<<<< HEAD
 use crate::killed::{files_of, wait_for_writes_to};
+=======
+use crate::patience::{LONGEST, Patience, wait_for, wait_until};
+>>>>>>> patience
 use crate::program::{find, zebu_program};
 use crate::vhost_guest::is_readable;
 use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -11,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 /// Variables by which the machine may name a proxy. The servers of tests are on the machine itself.
 pub(crate) const PROXIES: [&str; 6] =
@@ -23,36 +27,90 @@ const READY: &str = "ready\n";
 /// Waits for the end of a process.
 ///
 /// # Panics
-/// If it does not end within two minutes.
+/// If it never ends.
 #[track_caller]
 pub fn end_of(child: &mut Child) -> ExitStatus {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    loop {
-        if let Some(status) = child.try_wait().expect("our child") {
-            return status;
-        }
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            panic!("it does not end");
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    wait_for("the end of a process", || child.try_wait().expect("our child"))
+}
+
+/// Kills a process and waits until the kernel has given up what it held: its rings keep sockets and locks of files until
+/// their last request is done.
+///
+/// # Panics
+/// If the kernel never does.
+#[track_caller]
+pub fn kill_until_free(child: &mut Child) {
+    if !matches!(child.try_wait(), Ok(None)) {
+        return;
     }
+    let (sockets, locks) = (sockets_of(child.id()), locks_of(child.id()));
+    // Others may have the same locks, if they are shared.
+    let all = all_locks();
+    let count = |all: &[Lock], lock: &Lock| all.iter().filter(|other| *other == lock).count();
+    let others: Vec<usize> = locks.iter().map(|lock| count(&all, lock).saturating_sub(1)).collect();
+    let _ = child.kill();
+    let _ = child.wait();
+    wait_until("a killed process's sockets are closed", || {
+        // The word of a line that is the inode.
+        [("unix", 6), ("tcp", 9), ("tcp6", 9)].into_iter().all(|(name, word)| {
+            let table = std::fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
+            let mut inodes = table.lines().filter_map(|line| line.split_whitespace().nth(word));
+            !inodes.any(|inode| sockets.iter().any(|own| own == inode))
+        })
+    });
+    wait_until("a killed process's locks are gone", || {
+        let all = all_locks();
+        locks.iter().zip(&others).all(|(lock, others)| count(&all, lock) <= *others)
+    });
+}
+
+/// The inodes of a process's sockets.
+fn sockets_of(pid: u32) -> Vec<String> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let names = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+    names
+        .filter_map(|name| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect()
+}
+
+/// A lock: its mode, its file's device and inode, and the range, as the kernel writes them.
+type Lock = Vec<String>;
+
+/// The locks of a process (proc_pid_fdinfo(5)).
+fn locks_of(pid: u32) -> BTreeSet<Lock> {
+    let infos = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+    let texts = infos.filter_map(|info| std::fs::read_to_string(info.path()).ok());
+    let lines =
+        |text: String| text.lines().filter_map(|line| line.strip_prefix("lock:")).filter_map(lock).collect();
+    texts.flat_map(|text| -> Vec<Lock> { lines(text) }).collect()
+}
+
+/// The locks of all processes (proc_locks(5)).
+fn all_locks() -> Vec<Lock> {
+    std::fs::read_to_string("/proc/locks").unwrap_or_default().lines().filter_map(lock).collect()
+}
+
+/// The lock of a line `1: OFDLCK ADVISORY READ -1 08:01:1234 100 100`; `None` for one that somebody waits for.
+fn lock(line: &str) -> Option<Lock> {
+    let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+    (words.len() == 8).then(|| [&words[3..4], &words[5..]].concat())
 }
 
 /// Waits until another program listens on a socket that it makes, without a connection: the first one may start a server.
 ///
 /// # Panics
-/// If it does not within a minute.
+/// If it never does.
 #[track_caller]
 pub fn wait_for_listener(socket: &Path) {
+    wait_until(format_args!("somebody listens on {}", socket.display()), || is_listening(socket));
+}
+
+/// Whether a program listens on a socket, without a connection.
+pub(crate) fn is_listening(socket: &Path) -> bool {
     let place = format!(" {}", socket.display());
     // The fourth word has the flags: of a socket that listens `__SO_ACCEPTCON`.
     let listens = |line: &str| line.ends_with(&place) && line.split_whitespace().nth(3) == Some("00010000");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !String::from_utf8_lossy(&std::fs::read("/proc/net/unix").expect("a list")).lines().any(listens) {
-        assert!(Instant::now() < deadline, "nobody listens on {}", socket.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    String::from_utf8_lossy(&std::fs::read("/proc/net/unix").expect("a list")).lines().any(listens)
 }
 
 /// A running `zebu serve`, with an NBD socket in its directory. Killed on drop.
@@ -74,11 +132,19 @@ impl Server {
     /// # Panics
     /// If it does not become ready.
     pub fn start(dir: &Path, options: &str) -> Self {
+        Self::try_start(dir, options).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    /// As [`Server::start`], for one that may be refused.
+    ///
+    /// # Errors
+    /// It does not become ready; what it said.
+    pub fn try_start(dir: &Path, options: &str) -> Result<Self, String> {
         let socket = dir.join("nbd.sock");
         let mut command = Command::new(zebu_program());
         command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
         command.args(options.split_whitespace()).current_dir(dir);
-        Self::spawn(command, socket)
+        Self::try_spawn(command, socket)
     }
 
     /// As [`Server::start`], with another variable in its environment.
@@ -148,6 +214,7 @@ impl Server {
         Self::spawn(command, socket)
     }
 
+<<<<<<< HEAD
     /// As [`Server::start`], without waiting: [`Server::becomes_ready`] does.
     pub fn begin(dir: &Path, options: &str) -> Self {
         let socket = dir.join("nbd.sock");
@@ -169,12 +236,34 @@ impl Server {
     }
 
     fn launch(mut command: Command, socket: PathBuf) -> Self {
+=======
+    fn spawn(command: Command, socket: PathBuf) -> Self {
+        Self::try_spawn(command, socket).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    fn try_spawn(mut command: Command, socket: PathBuf) -> Result<Self, String> {
+>>>>>>> patience
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for variable in PROXIES {
             command.env_remove(variable);
         }
         let mut child = command.spawn().expect("zebu starts");
+<<<<<<< HEAD
         let stdout = child.stdout.take();
+=======
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("piped");
+        if is_readable(stdout.as_raw_fd(), LONGEST) {
+            BufReader::new(stdout).read_line(&mut line).expect("readable");
+        }
+        if line != "ready\n" {
+            let _ = child.kill();
+            let mut stderr = String::new();
+            let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
+            let _ = child.wait();
+            return Err(format!("{command:?} is not ready: {line}{stderr}"));
+        }
+>>>>>>> patience
         let mut stderr = child.stderr.take().expect("piped");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let theirs = Arc::clone(&heard);
@@ -184,6 +273,7 @@ impl Server {
                 theirs.lock().expect("nobody panics with it").extend_from_slice(&piece[..len]);
             }
         });
+<<<<<<< HEAD
         Self { child, socket, listener: Some(listener), heard, stdout }
     }
 
@@ -213,6 +303,9 @@ impl Server {
     /// If it was asked to be ready before.
     pub fn is_ready(&self) -> bool {
         is_readable(self.stdout.as_ref().expect("not read yet").as_raw_fd(), Duration::ZERO)
+=======
+        Ok(Self { child, socket, listener: Some(listener), heard })
+>>>>>>> patience
     }
 
     fn heard(&self) -> String {
@@ -222,12 +315,12 @@ impl Server {
     /// Waits until it has said this on its standard error.
     ///
     /// # Panics
-    /// If it does not within a minute.
+    /// If it never does.
+    #[track_caller]
     pub fn wait_for_words(&self, words: &str) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let patience = Patience::begin();
         while !self.heard().contains(words) {
-            assert!(Instant::now() < deadline, "not said: {words}; but: {}", self.heard());
-            std::thread::sleep(Duration::from_millis(10));
+            patience.pause(format_args!("the words {words}; but: {}", self.heard()));
         }
     }
 
@@ -257,6 +350,11 @@ impl Server {
     /// Descriptors that the process has open.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
+    }
+
+    /// Sockets that the process has open.
+    pub fn sockets(&self) -> usize {
+        sockets_of(self.pid()).len()
     }
 
     /// The filters of each thread's system calls, as the kernel tells (proc_pid_status(5)): 2 if there are any.
@@ -348,7 +446,7 @@ impl Server {
     /// Sends a signal, and waits as [`Server::wait`] does.
     ///
     /// # Panics
-    /// If it does not end within two minutes.
+    /// If it never ends.
     #[track_caller]
     pub fn end_by(self, signal: Signal) -> (Option<i32>, String) {
         self.signal(signal);
@@ -359,7 +457,7 @@ impl Server {
     /// it wrote to standard error.
     ///
     /// # Panics
-    /// If it does not end within two minutes.
+    /// If it never ends.
     #[track_caller]
     pub fn wait(mut self) -> (Option<i32>, String) {
         let status = end_of(&mut self.child);
@@ -375,6 +473,7 @@ impl Server {
         Some((status.code(), self.said()))
     }
 
+<<<<<<< HEAD
     /// Kills it on the spot, and waits until its last write has landed.
     ///
     /// # Panics
@@ -388,6 +487,19 @@ impl Server {
 
     /// Kills it on the spot. What it has sent to the disk may be under way still.
     pub fn kill_amid_writes(mut self) {
+=======
+    /// Kills it on the spot, and waits until the kernel has given up all that it held.
+    ///
+    /// # Panics
+    /// If the kernel never does.
+    #[track_caller]
+    pub fn kill(mut self) {
+        kill_until_free(&mut self.child);
+    }
+
+    /// Kills it on the spot. Its rings may hold its sockets and its locks for a while.
+    pub fn kill_only(mut self) {
+>>>>>>> patience
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -432,7 +544,11 @@ fn terminal() -> (OwnedFd, OwnedFd) {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        } else {
+            kill_until_free(&mut self.child);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Running `zebu` with an eye on what it uses: memory by the kernel's account, time by a deadline.
+//! Running `zebu` with an eye on what it uses: memory by the kernel's account, time of the processor by a limit.
 
 use crate::program::{Finished, zebu_program};
 use std::fs::File;
@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Runs `zebu` in `dir` by the program `measured`; returns how it ended, and the most memory that was resident, in KiB. A
-/// command that takes longer than `deadline` (whole seconds) is killed and has no exit code then.
+/// command that takes more than `most` of a processor (whole seconds) is killed and has no exit code then.
 ///
 /// # Panics
 /// If it can't be started.
-pub fn run_measured(measured: &Path, deadline: Duration, dir: &Path, words: &[&str]) -> (Finished, u64) {
+pub fn run_measured(measured: &Path, most: Duration, dir: &Path, words: &[&str]) -> (Finished, u64) {
     let (out, err, result) = (dir.join("stdout"), dir.join("stderr"), dir.join("usage"));
     let create = |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut command = Command::new(measured);
-    command.arg(&result).arg(deadline.as_secs().to_string()).arg(zebu_program()).args(words).current_dir(dir);
+    command.arg(&result).arg(most.as_secs().to_string()).arg(zebu_program()).args(words).current_dir(dir);
     command.stdin(Stdio::null()).stdout(create(&out)).stderr(create(&err));
     let status = command.status().unwrap_or_else(|e| panic!("cannot run {}: {e}", measured.display()));
     let text = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();

@@ -1,6 +1,7 @@
 //! A front end of vhost-user-blk with a guest driver of its own, which does what a test wants, right or wrong. Written
 //! from the specifications of virtio (1.2, 2.7 and 5.2) and vhost-user.
 
+use crate::patience::{LONGEST, Patience};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::fs::File;
@@ -9,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -24,8 +25,6 @@ pub const DATA: u64 = 1 << 20;
 pub const QUEUE: u16 = 128;
 /// Where the guest's memory is, as the guest sees it.
 const BASE: u64 = 0x4000_0000;
-/// How long the device may take for anything.
-const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes between rings.
 const RING: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2000;
@@ -290,17 +289,6 @@ impl VhostGuest {
         self.rings[ring].kick.write(1).expect("kicked");
     }
 
-    /// Waits until the device has noticed that it was told, and gives it a moment to look.
-    pub fn wait_for_look(&self, ring: usize) {
-        let fd = self.rings[ring].kick.as_raw_fd();
-        let deadline = Instant::now() + LONGEST;
-        while is_readable(fd, Duration::ZERO) {
-            assert!(Instant::now() < deadline, "the device does not look");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-
     /// Whether the device keeps a log of what is in flight.
     pub fn has_log(&self) -> bool {
         self.inflight.is_some()
@@ -330,11 +318,11 @@ impl VhostGuest {
     /// Waits until there are used heads that were not looked at, and leaves them.
     ///
     /// # Panics
-    /// If there are none within a minute.
+    /// If there are never any.
     pub fn wait_for_used(&self, ring: usize) {
-        let deadline = Instant::now() + LONGEST;
+        let patience = Patience::begin();
         while !self.has_used(ring) {
-            assert!(Instant::now() < deadline, "nothing is used");
+            patience.check("something is used");
             std::thread::sleep(Duration::from_micros(100));
         }
     }
@@ -373,11 +361,11 @@ impl VhostGuest {
         }
     }
 
-    /// The heads used since the last look, with what was written; waits for the first, at most a minute.
+    /// The heads used since the last look, with what was written; waits for the first.
     pub fn used(&mut self, ring: usize) -> Vec<(u16, u32)> {
-        let deadline = Instant::now() + LONGEST;
+        let patience = Patience::begin();
         loop {
-            assert!(Instant::now() < deadline, "nothing is used");
+            patience.check("something is used");
             let heads = self.used_now(ring);
             if !heads.is_empty() {
                 return heads;
@@ -392,13 +380,11 @@ impl VhostGuest {
     /// As [`VhostGuest::used`], but looks only when the device told of something, as guests do. [`VhostGuest::ask_for_call`]
     /// must have found nothing before.
     pub fn used_by_call(&mut self, ring: usize) -> Vec<(u16, u32)> {
-        let deadline = Instant::now() + LONGEST;
         let mut heads = Vec::new();
         while heads.is_empty() {
             while self.rings[ring].call.read().is_err() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                assert!(!left.is_zero(), "the device does not tell");
-                is_readable(self.rings[ring].call.as_raw_fd(), left);
+                let told = is_readable(self.rings[ring].call.as_raw_fd(), LONGEST);
+                assert!(told, "the device does not tell");
             }
             heads = self.used_now(ring);
             while !self.ask_for_call(ring) {
@@ -451,7 +437,7 @@ impl VhostGuest {
         (self.status(ring, 0), used[0].1)
     }
 
-    /// Waits until the device says that its configuration changed, at most a minute, and reads the size anew.
+    /// Waits until the device says that its configuration changed, and reads the size anew.
     ///
     /// # Panics
     /// If it says something else, or nothing.
@@ -524,9 +510,9 @@ impl VhostGuest {
     /// Waits until the device has closed the connection.
     ///
     /// # Panics
-    /// If it does not within a minute.
+    /// If it never does.
     pub fn wait_for_end(&mut self) {
-        let deadline = Instant::now() + LONGEST;
+        let patience = Patience::begin();
         // SAFETY: the front end keeps its socket open.
         let socket = unsafe { BorrowedFd::borrow_raw(self.front_end.as_raw_fd()) };
         // Requests say nothing of it: what was not negotiated fails without one. Replies that nobody read come first.
@@ -534,11 +520,11 @@ impl VhostGuest {
         loop {
             match rustix::net::recv(socket, &mut replies, RecvFlags::DONTWAIT) {
                 Ok((0, _)) | Err(Errno::CONNRESET) => return,
-                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(5)),
+                Err(Errno::AGAIN) => patience.pause("the end of the connection"),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => panic!("the connection: {error}"),
             }
-            assert!(Instant::now() < deadline, "the connection is open");
+            patience.check("the end of the connection");
         }
     }
 

@@ -1,13 +1,12 @@
 //! nginx with files of a directory, for the tests of disks on web servers.
 
+use crate::patience::{Patience, wait_for};
 use crate::program::find;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// A running nginx. Killed on drop.
 ///
@@ -54,14 +53,12 @@ impl WebServer {
             let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
             let mut server =
                 Self { child: child.expect("nginx starts"), dir: dir.to_owned(), port, secure_port };
-            let begin = Instant::now();
-            while begin.elapsed() < Duration::from_secs(20)
-                && server.child.try_wait().expect("a child").is_none()
-            {
+            let patience = Patience::begin();
+            while server.child.try_wait().expect("a child").is_none() {
                 if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                     return server;
                 }
-                thread::sleep(Duration::from_millis(20));
+                patience.pause("nginx listens");
             }
             failure = std::fs::read_to_string(dir.join("error.log")).unwrap_or_default();
         }
@@ -95,21 +92,13 @@ impl WebServer {
     /// all are there when that of a later request is. That one is for `/later`.
     ///
     /// # Panics
-    /// If nothing comes into the log for a minute.
+    /// If nothing comes into the log.
     pub fn whole_log(&self) -> String {
         let later = |log: &str| log.matches("GET /later ").count();
         let before = later(&self.log());
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("nginx listens");
         stream.write_all(b"GET /later HTTP/1.0\r\n\r\n").expect("nginx reads");
-        let begin = Instant::now();
-        loop {
-            let log = self.log();
-            if later(&log) > before {
-                return log;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(60), "nginx does not log: {log}");
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_for("the last request in nginx's log", || Some(self.log()).filter(|log| later(log) > before))
     }
 }
 

@@ -1,11 +1,12 @@
 //! Runs a program, and writes its exit code (-1: it was killed) and the most memory that was resident, in KiB, into a file.
-//! A program that takes more than so many seconds of processor time, or four times as long by the clock, is killed: how long
-//! it takes by the clock depends on what else the machine does.
+//! A program that takes more than so many seconds of processor time, or hangs, is killed: how long it takes by the clock
+//! depends on what else the machine does.
 //!
 //! The kernel counts what the starting process has resident for the started one, too: so this one is small.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
+use zebu_tests::patience::LONGEST;
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         if waited == pid {
             break;
         }
-        if started.elapsed() > 4 * Duration::from_secs(seconds) {
+        if started.elapsed() > LONGEST {
             // SAFETY: the child has not been waited for, so the number is still its own.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }

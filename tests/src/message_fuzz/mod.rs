@@ -10,6 +10,7 @@ mod odd;
 mod vhost;
 
 use crate::nbd_client::Client;
+use crate::patience::LONGEST;
 use crate::program::zebu;
 use crate::random::Random;
 use crate::scratch::Scratch;
@@ -27,7 +28,7 @@ const TURNS_OF_A_SERVER: u64 = 200;
 /// Turns between looks at everything else that has to work.
 const LOOK_AROUND: u64 = 10;
 /// How long a turn may take before the server is taken for stuck.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = LONGEST;
 /// The server's budget for clients' memory, and what the process may have in all.
 const BUDGET: &str = "64M";
 const MOST_KIB: u64 = 400 << 10;
@@ -154,7 +155,7 @@ impl Host {
         let options = format!(
             "--vhost-user-blk vhost.sock --control ctl.sock --metrics unix:metrics.sock --export-name root \
              --export-name other --queues {queues} --aio {engine} -t {cache} --max-memory {BUDGET} --no-sandbox \
-             --handshake-timeout 20 --log-level error -f qcow2 root.qcow2 other.qcow2"
+             --handshake-timeout 600 --log-level error -f qcow2 root.qcow2 other.qcow2"
         );
         let server = Server::start(dir, &options);
         let witness = Client::open(server.socket(), "other").expect("the other export");
@@ -241,7 +242,7 @@ impl Host {
 /// Sends a request and takes what comes, up to a line or the end.
 fn ask(path: &Path, request: &str) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_read_timeout(Some(LONGEST))?;
     stream.write_all(request.as_bytes())?;
     let is_line = request.starts_with('{');
     let mut answer = Vec::new();

@@ -208,6 +208,7 @@ pub fn read_journals(dir: &Path) -> io::Result<Vec<Vec<Entry>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patience::LONGEST;
 
     /// A process that sleeps hangs, and so does one that goes round in circles.
     #[test]
@@ -219,7 +220,7 @@ mod tests {
             let mut process = Process::start(command, dir.path()).unwrap();
             let begun = Instant::now();
             while process.stuck(Duration::from_millis(300)).is_none() {
-                assert!(begun.elapsed() < Duration::from_secs(60), "{script}");
+                assert!(begun.elapsed() < LONGEST, "{script}");
                 std::thread::sleep(Duration::from_millis(10));
             }
         }

@@ -10,10 +10,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zebu_tests::killed::wait_for_writes_to;
 use zebu_tests::mount::Mounted;
+use zebu_tests::patience::LONGEST;
 use zebu_tests::program::{zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::kill_until_free;
 
 const SOURCE: &str = "disk.raw";
 const BACKUP: &str = "backup.qcow2";
@@ -73,7 +75,7 @@ fn assert_whole_or_partial(qemu: &Qemu, source: &Path, dir: &Path, what: &str) {
 
 fn end(mut child: Child, life: Duration) -> Option<i32> {
     std::thread::sleep(life);
-    let _ = child.kill();
+    kill_until_free(&mut child);
     let out = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(matches!(out.status.code(), None | Some(0)), "{}: {said}", out.status);
@@ -226,7 +228,7 @@ fn a_killed_increment_leaves_the_previous_backup_and_the_bitmap() {
             let child = by.command(dir, options).spawn().unwrap();
             let usual = &mut usual[by as usize];
             let life = if *usual == 0 || attempt == 3 {
-                Duration::from_secs(60)
+                LONGEST
             } else {
                 // Names and the bitmap change at the end.
                 let from = if random.chance(50) { *usual * 3 / 4 } else { 0 };

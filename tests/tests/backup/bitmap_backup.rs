@@ -10,6 +10,7 @@ use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::recorder::{Failing, Recorder, can_record};
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::kill_until_free;
 
 const DISK: &str = "disk.qcow2";
 const MIB: u64 = 1 << 20;
@@ -145,7 +146,7 @@ fn an_interrupted_backup_leaves_the_bitmap_as_it_was() {
     zebu(dir, ["backup", "--bitmap", "b", DISK, "0.qcow2"]).ok();
     zebu(dir, ["io", "-c", "write -P 7 0 32M", DISK]).ok();
     let before = std::fs::read(dir.join(DISK)).unwrap();
-    let args = ["backup", "-r", "4M", "--bitmap", "b", "--previous", "0.qcow2", DISK, "1.qcow2"];
+    let args = ["backup", "-r", "256k", "--bitmap", "b", "--previous", "0.qcow2", DISK, "1.qcow2"];
     for milliseconds in [1, 30, 200, 700] {
         let mut child = Command::new(zebu_program())
             .args(args)
@@ -155,12 +156,11 @@ fn an_interrupted_backup_leaves_the_bitmap_as_it_was() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(milliseconds));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        kill_until_free(&mut child);
         assert!(!dir.join("1.qcow2").exists());
         assert!(std::fs::read(dir.join(DISK)).unwrap() == before, "the disk's image has changed");
     }
-    let args = args.iter().filter(|arg| !matches!(**arg, "-r" | "4M"));
+    let args = args.iter().filter(|arg| !matches!(**arg, "-r" | "256k"));
     zebu(dir, args).ok();
     same(&qemu, dir, "1.qcow2");
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use zebu_tests::patience::Patience;
 use zebu_tests::program::{Finished, find, finish, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -57,12 +57,11 @@ fn by_qemu(dir: &Path, image: &str, name: &str) -> Ranges {
     let mut command = Command::new(find("qemu-nbd").expect("qemu-nbd is missing"));
     command.args(["-r", "-f", "qcow2", "-t", "-x", "x", "-B", name, "-k"]).arg(&socket).arg(image);
     let mut server = Stop(command.current_dir(dir).stdin(Stdio::null()).spawn().unwrap());
-    let started = Instant::now();
+    let patience = Patience::begin();
     // The file is there before anybody listens.
     while UnixStream::connect(&socket).is_err() {
         assert!(server.0.try_wait().unwrap().is_none(), "qemu-nbd does not serve bitmap {name} of {image}");
-        assert!(started.elapsed() < Duration::from_secs(60), "qemu-nbd does not begin");
-        std::thread::sleep(Duration::from_millis(5));
+        patience.pause("qemu-nbd begins");
     }
     dirty_at(dir, &format!("nbd+unix:///x?socket={}", socket.display()), name)
 }

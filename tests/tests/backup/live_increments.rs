@@ -4,10 +4,10 @@
 use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 use zebu_tests::lanes::{Lane, change_until, content, lanes};
 use zebu_tests::model::difference;
 use zebu_tests::nbd_client::command;
+use zebu_tests::patience::wait_for;
 use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -22,14 +22,11 @@ fn ctl(dir: &Path, words: &[&str]) -> Finished {
 }
 
 fn wait(dir: &Path) -> Value {
-    loop {
+    wait_for("the end of the backup", || {
         let said = ctl(dir, &["backup-query", ""]).ok().stdout;
         let state: Value = serde_json::from_str(&said).unwrap();
-        if state["status"] != "running" {
-            return state;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        (state["status"] != "running").then_some(state)
+    })
 }
 
 fn serve(dir: &Path, options: &str) -> Server {
@@ -177,7 +174,7 @@ fn nothing_is_lost_from_the_bitmap_of_a_backup_that_failed() {
     assert_eq!(clients[0].client.write(0, 0, &vec![1; 4 * MIB]).unwrap(), 0);
     let increment =
         |name: &'static str| ["backup-start", "", name, "--bitmap", "b", "--previous", "full.qcow2"];
-    ctl(dir, &[&increment("lost.qcow2")[..], &["-r", "256k"]].concat()).ok();
+    ctl(dir, &[&increment("lost.qcow2")[..], &["-r", "16k"]].concat()).ok();
     assert_eq!(clients[0].client.write(0, 8 << 20, &vec![2; MIB]).unwrap(), 0);
     // Nobody takes the bitmap from the backup, or looks at a part of it.
     let said: Value = serde_json::from_str(&ctl(dir, &["bitmaps", ""]).ok().stdout).unwrap();
@@ -190,7 +187,7 @@ fn nothing_is_lost_from_the_bitmap_of_a_backup_that_failed() {
     ctl(dir, &["backup-cancel", ""]).ok();
     assert_eq!(dirty_bytes(dir), 5 * MIB as u64);
     // Nor does the end of the server lose anything while a backup is under way.
-    ctl(dir, &[&increment("cut.qcow2")[..], &["-r", "256k"]].concat()).ok();
+    ctl(dir, &[&increment("cut.qcow2")[..], &["-r", "16k"]].concat()).ok();
     server.stop();
     let server = serve(dir, "");
     assert_eq!(dirty_bytes(dir), 5 * MIB as u64);
@@ -211,7 +208,7 @@ fn a_killed_server_leaves_a_bitmap_that_nobody_trusts() {
     let mut clients = lanes(&server, 16 * MIB, 1);
     ctl(dir, &["backup-start", "-w", "", "full.qcow2", "--bitmap", "b"]).ok();
     assert_eq!(clients[0].client.write(0, 0, &vec![1; 4 * MIB]).unwrap(), 0);
-    let start = ["backup-start", "", "next.qcow2", "--bitmap", "b", "--previous", "full.qcow2", "-r", "256k"];
+    let start = ["backup-start", "", "next.qcow2", "--bitmap", "b", "--previous", "full.qcow2", "-r", "16k"];
     ctl(dir, &start).ok();
     assert_eq!(clients[0].client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
     server.kill();

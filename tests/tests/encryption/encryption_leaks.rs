@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -144,9 +144,13 @@ fn no_write_of_any_command_holds_plain_text() {
         drop(server);
         look("a server that was killed");
         let mut convert = Command::new(zebu_program());
-        convert.arg("convert").args(SECRET).args(["-n", "-r", "1M", "plain", "--target-image-opts", &name]);
+        convert.arg("convert").args(SECRET).args(["-n", "-r", "256k", "plain", "--target-image-opts", &name]);
         let mut convert = convert.current_dir(dir).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(400));
+        wait_until("the convert writes", || {
+            let recording = recorder.recording();
+            let written: usize = recording.writes().skip(seen).map(|(_, bytes)| bytes.len()).sum();
+            written >= 64 << 10
+        });
         convert.kill().unwrap();
         convert.wait().unwrap();
         let recording = recorder.recording();
@@ -244,14 +248,12 @@ fn a_signal_ends_the_question() {
     make(dir, "a.qcow2");
     for words in [&["io", "a.qcow2", "-c", "read 0 1k"][..], &["convert", "-O", "raw", "a.qcow2", "out"]] {
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-            let sent = Cell::new(None);
             let (shown, code) = at_a_terminal_then(dir, words, |_, pid| {
-                sent.set(Some(Instant::now()));
                 // SAFETY: a signal to our own child, which has not been waited for.
                 assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
             });
-            let time = sent.get().expect("it asks").elapsed();
-            assert!(code != 0 && time < Duration::from_secs(20), "{words:?} {signal}: {time:?}, {shown}");
+            // Nothing else would end the question.
+            assert!(code != 0, "{words:?} {signal}: {shown}");
             assert!(!dir.join("out").exists());
         }
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use zebu_tests::lanes::{change_until, content, lanes};
 use zebu_tests::mount::Mounted;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -82,7 +83,8 @@ fn nothing_of_a_backup_stays_in_the_page_cache() {
             if words.contains(&"writeback") {
                 assert_eq!(ended["target-cache"], "writeback");
             } else {
-                assert_eq!(pages(&target), 0, "{what}: {ended}");
+                // The kernel drops some of them when they have been written.
+                wait_until(format_args!("{what}: no pages: {ended}"), || pages(&target) == 0);
             }
             if let ["-t", asked @ ("none" | "dontcache"), ..] = words {
                 let is_as_asked = ended["target-cache"] == *asked || ended["target-cache"] == "drop-behind";
@@ -143,7 +145,7 @@ fn backups_share_one_budget_of_memory() {
         let state = |export: &str| -> Value {
             serde_json::from_str(&ctl(dir, &["backup-query", export]).ok().stdout).unwrap()
         };
-        ctl(dir, &["backup-start", export, &format!("{export}-{TARGET}"), "-r", "1M"]).ok();
+        ctl(dir, &["backup-start", export, &format!("{export}-{TARGET}"), "-r", "64k"]).ok();
         sum += state(export)["memory"].as_u64().unwrap();
     }
     assert!(sum <= 32 << 20, "{sum}");
