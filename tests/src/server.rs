@@ -1,10 +1,6 @@
 //! A running `zebu serve`.
 
-<<<<<<< HEAD
-use crate::killed::{files_of, wait_for_writes_to};
-=======
 use crate::patience::{LONGEST, Patience, wait_for, wait_until};
->>>>>>> patience
 use crate::program::{find, zebu_program};
 use crate::vhost_guest::is_readable;
 use rustix::process::{Pid, Signal, kill_process};
@@ -214,7 +210,6 @@ impl Server {
         Self::spawn(command, socket)
     }
 
-<<<<<<< HEAD
     /// As [`Server::start`], without waiting: [`Server::becomes_ready`] does.
     pub fn begin(dir: &Path, options: &str) -> Self {
         let socket = dir.join("nbd.sock");
@@ -225,45 +220,28 @@ impl Server {
     }
 
     fn spawn(command: Command, socket: PathBuf) -> Self {
+        Self::try_spawn(command, socket).unwrap_or_else(|said| panic!("{said}"))
+    }
+
+    fn try_spawn(command: Command, socket: PathBuf) -> Result<Self, String> {
         let line = format!("{command:?}");
         let mut server = Self::launch(command, socket);
         let said = server.first_words();
         if said != READY {
             let _ = server.child.kill();
-            panic!("{line} is not ready: {said}{}", server.said());
+            let _ = server.child.wait();
+            return Err(format!("{line} is not ready: {said}{}", server.said()));
         }
-        server
+        Ok(server)
     }
 
     fn launch(mut command: Command, socket: PathBuf) -> Self {
-=======
-    fn spawn(command: Command, socket: PathBuf) -> Self {
-        Self::try_spawn(command, socket).unwrap_or_else(|said| panic!("{said}"))
-    }
-
-    fn try_spawn(mut command: Command, socket: PathBuf) -> Result<Self, String> {
->>>>>>> patience
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for variable in PROXIES {
             command.env_remove(variable);
         }
         let mut child = command.spawn().expect("zebu starts");
-<<<<<<< HEAD
         let stdout = child.stdout.take();
-=======
-        let mut line = String::new();
-        let stdout = child.stdout.take().expect("piped");
-        if is_readable(stdout.as_raw_fd(), LONGEST) {
-            BufReader::new(stdout).read_line(&mut line).expect("readable");
-        }
-        if line != "ready\n" {
-            let _ = child.kill();
-            let mut stderr = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
-            let _ = child.wait();
-            return Err(format!("{command:?} is not ready: {line}{stderr}"));
-        }
->>>>>>> patience
         let mut stderr = child.stderr.take().expect("piped");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let theirs = Arc::clone(&heard);
@@ -273,15 +251,14 @@ impl Server {
                 theirs.lock().expect("nobody panics with it").extend_from_slice(&piece[..len]);
             }
         });
-<<<<<<< HEAD
         Self { child, socket, listener: Some(listener), heard, stdout }
     }
 
-    /// The first line of its standard output, or what there is of it within two minutes.
+    /// The first line of its standard output, or what there is of it.
     fn first_words(&mut self) -> String {
         let mut line = String::new();
         let stdout = self.stdout.take().expect("not read yet");
-        if is_readable(stdout.as_raw_fd(), Duration::from_secs(120)) {
+        if is_readable(stdout.as_raw_fd(), LONGEST) {
             BufReader::new(stdout).read_line(&mut line).expect("readable");
         }
         line
@@ -290,7 +267,7 @@ impl Server {
     /// Waits until clients can connect to one that was begun.
     ///
     /// # Panics
-    /// If that does not come within two minutes.
+    /// If that never comes.
     #[track_caller]
     pub fn becomes_ready(&mut self) {
         let said = self.first_words();
@@ -302,10 +279,7 @@ impl Server {
     /// # Panics
     /// If it was asked to be ready before.
     pub fn is_ready(&self) -> bool {
-        is_readable(self.stdout.as_ref().expect("not read yet").as_raw_fd(), Duration::ZERO)
-=======
-        Ok(Self { child, socket, listener: Some(listener), heard })
->>>>>>> patience
+        is_readable(self.stdout.as_ref().expect("not read yet").as_raw_fd(), std::time::Duration::ZERO)
     }
 
     fn heard(&self) -> String {
@@ -473,21 +447,6 @@ impl Server {
         Some((status.code(), self.said()))
     }
 
-<<<<<<< HEAD
-    /// Kills it on the spot, and waits until its last write has landed.
-    ///
-    /// # Panics
-    /// If that takes two minutes.
-    #[track_caller]
-    pub fn kill(self) {
-        let files = files_of(self.pid());
-        self.kill_amid_writes();
-        files.iter().for_each(|file| wait_for_writes_to(file));
-    }
-
-    /// Kills it on the spot. What it has sent to the disk may be under way still.
-    pub fn kill_amid_writes(mut self) {
-=======
     /// Kills it on the spot, and waits until the kernel has given up all that it held.
     ///
     /// # Panics
@@ -497,9 +456,9 @@ impl Server {
         kill_until_free(&mut self.child);
     }
 
-    /// Kills it on the spot. Its rings may hold its sockets and its locks for a while.
-    pub fn kill_only(mut self) {
->>>>>>> patience
+    /// Kills it on the spot. What it has sent to the disk may be under way still, and its rings hold its sockets and its locks for a
+    /// while.
+    pub fn kill_amid_writes(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
