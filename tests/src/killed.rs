@@ -2,27 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The byte of a file that is locked as long as writes of a killed zebu may land.
 const MARK: i64 = 99;
-
-/// Files and block devices that a process has open.
-pub fn files_of(pid: u32) -> Vec<PathBuf> {
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> =
-        descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok()).collect();
-    files.sort();
-    files.dedup();
-    files.retain(|file| file.is_absolute() && is_file(file));
-    files
-}
-
-fn is_file(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
-}
 
 /// Waits until nothing that a killed program has sent to a file is under way.
 ///
