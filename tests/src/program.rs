@@ -92,9 +92,9 @@ pub fn finish_with(mut command: Command, stdin: Stdio) -> Finished {
     let child = pipes.spawn().unwrap_or_else(|e| panic!("cannot run {line}: {e}"));
     let (over, is_over) = channel::<()>();
     let pid = Pid::from_child(&child);
-    // A guard against one that hangs.
+    // A guard against one that hangs. What a guest boots takes long where there is no other way than emulation.
     std::thread::spawn(move || {
-        if is_over.recv_timeout(LONGEST) == Err(RecvTimeoutError::Timeout) {
+        if is_over.recv_timeout(4 * LONGEST) == Err(RecvTimeoutError::Timeout) {
             let _ = kill_process(pid, Signal::KILL);
         }
     });

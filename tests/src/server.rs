@@ -463,6 +463,27 @@ impl Server {
         let _ = self.child.wait();
     }
 
+    /// Stops all its threads where they are, until SIGCONT.
+    ///
+    /// # Panics
+    /// If one never stops.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        // The state follows the name, which is in parentheses.
+        let is_stopped = |stat: String| {
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+        };
+        wait_until("all threads stand still", || {
+            let mut threads = std::fs::read_dir(&tasks).expect("it runs");
+            threads.all(|thread| {
+                let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+                stat.map_or(true, is_stopped)
+            })
+        });
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("our child");

@@ -131,8 +131,8 @@ fn time_ends_a_run() {
     image(&scratch);
     let report =
         scratch.zebu(&words("bench --output json --runtime 0.3 -d 4 --queues 2 a.qcow2")).ok().json();
-    let seconds = report["seconds"].as_f64().unwrap();
-    assert!((0.3..60.0).contains(&seconds), "{report:#}");
+    // Nothing else would end it.
+    assert!(report["seconds"].as_f64().unwrap() >= 0.3, "{report:#}");
     assert!(report["requests"].as_u64().unwrap() > 0, "{report:#}");
 }
 

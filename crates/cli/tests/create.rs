@@ -274,8 +274,8 @@ fn an_image_in_the_place_of_one_that_is_removed_is_there() {
         wait_for("the first image to grow", || bytes_written(&first) > 1 << 20);
         send(&first, Signal::STOP);
         let second = start("disk 1M");
-        // Less than a program waits for a lock.
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        // It waits for the lock, a second at most.
+        wait_for("the second program to find the image", || has_open(&second, "disk"));
         send(&first, Signal::TERM);
         send(&first, Signal::CONT);
         assert_eq!(first.ended().0, Some(130), "{format}");
@@ -302,6 +302,13 @@ fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {
 }
 
 /// The bytes that a process has written by system calls of its threads (io_uring's are not counted here).
+fn has_open(child: &Child, name: &str) -> bool {
+    let links = std::fs::read_dir(format!("/proc/{}/fd", child.id())).into_iter().flatten().flatten();
+    let mut files = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+    let has_ended = std::fs::read_link(format!("/proc/{}/exe", child.id())).is_err();
+    has_ended || files.any(|file| file.file_name().is_some_and(|own| own == name))
+}
+
 fn bytes_written(child: &Child) -> u64 {
     let counters = std::fs::read_to_string(format!("/proc/{}/io", child.id())).unwrap_or_default();
     let line = counters.lines().find_map(|line| line.strip_prefix("wchar: "));

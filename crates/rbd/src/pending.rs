@@ -214,15 +214,16 @@ mod tests {
     #[test]
     fn a_request_that_takes_too_long_is_given_up_and_its_end_is_noted() {
         let pending = Pending::new(Duration::from_millis(50));
-        let watch = std::thread::spawn({
-            let pending = Arc::clone(&pending);
-            move || pending.watch(|| {})
-        });
         let (done, answer) = request();
         let late = pending.begin(done, Kind::Change).unwrap();
         let (done, in_time) = request();
         pending.begin(done, Kind::Other).unwrap().end().unwrap().finish(Ok(StorageDone::Done));
         assert_eq!(in_time.recv(), Ok(Ok(StorageDone::Done)));
+        // From now on, somebody looks at the time.
+        let watch = std::thread::spawn({
+            let pending = Arc::clone(&pending);
+            move || pending.watch(|| {})
+        });
         assert_eq!(answer.recv(), Ok(Err(libc::EIO)));
         assert!(pending.is_unsettled() && !pending.settle());
         assert!(late.end().is_none());

@@ -479,10 +479,9 @@ fn a_stopped_worker_does_not_stop_the_others() {
 #[test]
 fn time_is_simulated() {
     let (world, worker, _file) = world(10);
-    let start = std::time::Instant::now();
+    // Nobody waits for eleven days.
     world.block_on(worker.sleep(Duration::from_secs(1_000_000))).unwrap();
     assert!(world.now() >= Duration::from_secs(1_000_000));
-    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 struct Guard(Rc<Cell<bool>>);

@@ -74,7 +74,7 @@ fn a_zeroed_range_does_not_show_another_ranges_data() {
         ["write -z -u 0 64k", "break l2_update A", "aio_write -P 8 1M 64k", "wait_break A", "sigraise 9"];
     // A QEMU that does not come to the breakpoint would wait for ever.
     let mut qemu_io = Command::new("timeout");
-    qemu_io.arg("60").arg(required("qemu-io")).args(["-t", "writeback", "--image-opts"]);
+    qemu_io.arg("600").arg(required("qemu-io")).args(["-t", "writeback", "--image-opts"]);
     qemu_io.args(killed.iter().flat_map(|command| ["-c", command])).arg(&below).current_dir(dir);
     let out = finish(qemu_io);
     assert_eq!(out.code, None, "it was killed: {out}");

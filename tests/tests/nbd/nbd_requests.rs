@@ -2,13 +2,16 @@
 
 use rustix::process::Signal;
 use serde_json::Value;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::{ACK, Client, command, option};
+use zebu_tests::patience::{LONGEST, wait_until};
 use zebu_tests::program::{Finished, find, finish, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -215,11 +218,7 @@ fn requests_of_one_connection_overtake_each_other() {
         let stats = zebu(dir, ["ctl", "ctl.sock", "stats", ""]).ok().stdout;
         serde_json::from_str::<Value>(&stats).unwrap()["in-flight"].as_u64().unwrap()
     };
-    let start = Instant::now();
-    while in_flight() < WRITES {
-        assert!(start.elapsed() < Duration::from_secs(60), "{} requests under way", in_flight());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("all requests are under way", || in_flight() >= WRITES);
     // Asked last, answered first, twice.
     assert!(client.read(16 * MIB, 4096).unwrap() == [7; 4096]);
     assert_eq!(client.call(0, command::BLOCK_STATUS, 0, 4096).unwrap().error, 22, "no context was chosen");
@@ -295,7 +294,7 @@ fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
                     .collect();
                 // What is missing is told below, when the server has ended.
                 for _ in 0..LANES {
-                    let _ = all.recv_timeout(Duration::from_secs(60));
+                    let _ = all.recv_timeout(LONGEST);
                 }
                 std::thread::sleep(Duration::from_millis(70 * round));
                 let said = server.stop_by(signal);
@@ -325,7 +324,8 @@ fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
 /// A client that takes its reply late gets all of it from a server that was told to end meanwhile.
 #[test]
 fn a_reply_that_is_under_way_arrives_whole() {
-    const LEN: usize = 32 << 20;
+    // More than the socket takes, by far, and so little that nobody takes long for it: the server waits ten seconds.
+    const LEN: usize = 2 << 20;
     for options in ["--aio io_uring", "--aio threads"] {
         let scratch = Scratch::new("nbd-requests");
         zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
@@ -336,13 +336,21 @@ fn a_reply_that_is_under_way_arrives_whole() {
         // The first bytes of the reply: the rest waits for us.
         let head = client.take(4).unwrap();
         server.signal(Signal::TERM);
-        std::thread::sleep(Duration::from_millis(200));
+        wait_until("the server begins to end", || !server.socket().exists());
         let mut reply = head;
         reply.extend(client.take(16 + 8 + LEN).unwrap());
         assert_eq!(reply[..4], 0x668e_33efu32.to_be_bytes());
         assert!(reply[28..28 + 4096] == [5; 4096] && reply[28 + 4096..].iter().all(|byte| *byte == 0));
         assert_eq!(server.wait(), (Some(0), String::new()), "{options}");
     }
+}
+
+/// Bytes that the other side of a Unix socket has not taken.
+fn unsent(stream: &UnixStream) -> i32 {
+    let mut count = -1;
+    // SAFETY: the request stores a number.
+    assert_eq!(unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) }, 0);
+    count
 }
 
 /// A write whose payload the server did not take, because it ends, is not answered: an error would get to the guest of a
@@ -357,7 +365,7 @@ fn half_a_write_is_not_answered_by_a_server_that_ends() {
         client.write(0, 0, &[5; 4096]).unwrap();
         client.request(0, command::WRITE, 8, 0, 1 << 20).unwrap();
         client.say(&[6; 4096]).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
+        wait_until("the server has taken what was said", || unsent(client.stream()) == 0);
         server.signal(Signal::TERM);
         assert!(client.take(4).is_err(), "{options}: half a write is answered");
         assert_eq!(server.wait(), (Some(0), String::new()), "{options}");
@@ -376,12 +384,11 @@ fn a_second_signal_ends_the_server_at_once_and_says_what_is_lost() {
     // The server waits for this one to be taken.
     client.request(0, command::READ, 7, 0, 32 << 20).unwrap();
     client.take(4).unwrap();
-    let began = std::time::Instant::now();
     server.signal(Signal::HUP);
-    std::thread::sleep(Duration::from_millis(300));
+    wait_until("the server begins to end", || !server.socket().exists());
     server.signal(Signal::TERM);
     let (code, said) = server.wait();
-    assert!(began.elapsed() < Duration::from_secs(8), "it waited for its client");
+    // One that waited for its client ends in good order.
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("'disk': up to 4096 bytes"), "{said}");
 }

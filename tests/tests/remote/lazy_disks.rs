@@ -1,12 +1,13 @@
 //! Overlays of disks on web servers: made at once, filled by what is read, and in the background.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::patience::{wait_for, wait_until};
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -41,21 +42,22 @@ fn ctl(dir: &Path, words: &[&str]) -> Finished {
     zebu(dir, ["ctl", "ctl.sock"].iter().chain(words).copied())
 }
 
+/// An answer of the control socket, without a program that has to start.
+fn ask(dir: &Path, line: &str) -> serde_json::Value {
+    let mut stream = UnixStream::connect(dir.join("ctl.sock")).unwrap();
+    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
 /// The server's log once it has all requests that were answered: their lines come after their last bytes.
 fn whole_log(web: &WebServer) -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let marker = format!("/marker-{} ", NUMBER.fetch_add(1, Ordering::Relaxed));
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, web.port())).unwrap();
     stream.write_all(format!("GET {marker}HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let log = web.log();
-        if log.contains(&marker) {
-            return log;
-        }
-        assert!(Instant::now() < deadline, "{marker}is not in the log");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for(format_args!("{marker}in the log"), || Some(web.log()).filter(|log| log.contains(&marker)))
 }
 
 /// Ranges of the requests for a path, as the server's log has them.
@@ -237,16 +239,18 @@ fn a_hydration_goes_on_where_it_was_ended_and_leaves_an_image_that_stands_alone(
     ctl(dir, &["hydrate", "--rate", "2M", ""]).ok();
     let out = ctl(dir, &["hydrate", ""]).exits(1);
     assert!(out.stderr.contains("under way"), "{out}");
-    std::thread::sleep(Duration::from_secs(2));
-    ctl(dir, &["hydrate-cancel", ""]).ok();
+    let done = || ask(dir, r#"{"command":"hydrate-query","export":""}"#)["result"]["done"].as_u64().unwrap();
+    // About half of the data.
+    wait_until("some data are there", || done() >= DATA + (4 << 20));
+    ask(dir, r#"{"command":"hydrate-cancel","export":""}"#);
     let state = ctl(dir, &["hydrate-query", ""]).ok().stdout;
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let done = state["done"].as_u64().unwrap();
-    assert!(state["status"] == "cancelled" && done > DATA && done < LEN - (4 << 20), "{state}");
+    let first = state["done"].as_u64().unwrap();
+    assert!(state["status"] == "cancelled" && first > DATA && first < LEN - (4 << 20), "{state}");
     // One that is killed leaves no more behind than one that is cancelled.
     ctl(dir, &["hydrate", "--rate", "4M", ""]).ok();
-    std::thread::sleep(Duration::from_secs(1));
-    drop(server);
+    wait_until("more data are there", || done() >= first + (3 << 20));
+    server.kill();
     for name in ["nbd.sock", "ctl.sock"] {
         let _ = std::fs::remove_file(dir.join(name));
     }

@@ -1,9 +1,13 @@
 //! Disks in object stores: MinIO, read and written by zebu, with curl and QEMU beside it.
 
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use zebu_tests::object_store::ObjectStore;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, run_in};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::{Server, end_of};
@@ -55,16 +59,15 @@ fn judge(store: &ObjectStore, dir: &Path, format: &str, key: &str) {
     qemu_img(dir, &format!("compare -f raw -F {format} disk.raw judged"));
 }
 
-/// Waits until a conversion to `flat.raw` has opened its source: it has made its target, which gets its name in the end.
+/// Waits until a conversion to `flat.raw` is under way: it has written to its target, which gets its name in the end.
 fn wait_for_target(dir: &Path) {
-    let begin = Instant::now();
     let is_target = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.unwrap().file_name().to_string_lossy().starts_with(".flat.raw.")
+        let entry = entry.unwrap();
+        let is_named = entry.file_name().to_string_lossy().starts_with(".flat.raw.");
+        // It may have its name by now.
+        is_named && entry.metadata().is_ok_and(|target| target.blocks() * 512 >= 1 << 20)
     };
-    while !std::fs::read_dir(dir).unwrap().any(is_target) {
-        assert!(begin.elapsed() < Duration::from_secs(60), "no target is made");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("a mebibyte of the target", || std::fs::read_dir(dir).unwrap().any(is_target));
 }
 
 #[test]
@@ -337,8 +340,7 @@ fn an_upload_that_fails_is_given_up() {
     let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "8M", "disk.raw", "s3://disks/d"];
     let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
     store.wait_for_parts("d", 1);
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
-        .unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(end_of(&mut child).code(), Some(130));
     assert_eq!((store.get("d"), store.uploads("d")), (None, 0));
     // By a source that can't be read to its end.
@@ -368,11 +370,11 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
     store.put("disk.raw", "d.raw");
     std::fs::write(dir.join("other.raw"), vec![1; LEN]).unwrap();
     let of_profile = [("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", "")];
-    let words =
-        ["convert", "-v", "-f", "raw", "-O", "raw", "-S", "0", "-r", "4M", "s3://disks/d.raw", "flat.raw"];
+    // The store may take long to come back.
+    let object = "driver=raw,file.driver=s3,file.url=s3://disks/d.raw,file.timeout=600";
+    let words = ["convert", "-v", "--image-opts", "-O", "raw", "-S", "0", "-r", "4M", object, "flat.raw"];
     let mut child = store.command(&of_profile, &words).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_target(dir);
-    std::thread::sleep(Duration::from_millis(1200));
     // The credentials are others, and so is the connection.
     profile("another password");
     let store = store.start_again("another password");
@@ -382,8 +384,11 @@ fn an_object_that_changes_is_noticed_and_credentials_may_change() {
 
     let mut child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_target(dir);
-    std::thread::sleep(Duration::from_millis(1200));
+    // It goes on when the object is another.
+    let id = Pid::from_child(&child);
+    kill_process(id, Signal::STOP).unwrap();
     store.put("other.raw", "d.raw");
+    kill_process(id, Signal::CONT).unwrap();
     let code = end_of(&mut child).code();
     let mut told = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut told).unwrap();
@@ -514,9 +519,9 @@ fn backups_are_objects_and_verified_in_place() {
     assert!(!dir.join("m9").exists() && store.get("n").is_none());
     // One that is killed has no name, and no manifest; the next one goes on.
     let words =
-        ["backup", "-v", "-r", "5M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
+        ["backup", "-v", "-r", "4M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
     let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    store.wait_for_parts("killed", 2);
     child.kill().unwrap();
     end_of(&mut child);
     assert!(store.get("killed").is_none() && !dir.join("mk").exists());
@@ -606,16 +611,25 @@ fn a_backup_replaces_no_object_that_was_made_meanwhile() {
     source(dir);
     std::fs::write(dir.join("small.raw"), vec![7; 3 << 20]).unwrap();
     std::fs::write(dir.join("other"), "another object").unwrap();
-    let store = ObjectStore::start(dir);
-    for (disk, rate, key) in [("disk.raw", "4M", "many-parts"), ("small.raw", "512K", "one-part")] {
+    let store = Arc::new(ObjectStore::start(dir));
+    let proxy = WebProxy::start(store.port(), |_, _| Mishap::None);
+    let url = proxy.url("");
+    for (disk, key) in [("disk.raw", "many-parts"), ("small.raw", "one-part")] {
         let name = format!("s3://disks/{key}");
-        let words = ["backup", "-r", rate, "-f", "raw", "--manifest", "m", disk, &name];
-        let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
-        std::thread::sleep(Duration::from_secs(3));
-        store.put("other", key);
-        let done = child.wait_with_output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{said}");
+        let words = ["backup", "-f", "raw", "--manifest", "m", disk, &name];
+        // When the first data are on their way to the store, which had no object.
+        let (meanwhile, is_made) = (Arc::clone(&store), Arc::new(AtomicBool::new(false)));
+        let made = Arc::clone(&is_made);
+        proxy.change(move |_, head| {
+            let is_data = head.starts_with("PUT ") && !head.contains("partNumber=10000");
+            if is_data && !made.swap(true, Ordering::SeqCst) {
+                meanwhile.put("other", key);
+            }
+            Mishap::None
+        });
+        let done = store.zebu_with(&[("AWS_ENDPOINT_URL", &url)], &words).exits(1);
+        let said = done.stderr;
+        assert!(is_made.load(Ordering::SeqCst), "{said}");
         assert!(
             said.contains(&name) && said.contains("made meanwhile") && said.lines().count() == 1,
             "{said}"
@@ -628,6 +642,8 @@ fn a_backup_replaces_no_object_that_was_made_meanwhile() {
         store.zebu(&["verify", "--manifest", "m", &name]).ok();
         std::fs::remove_file(dir.join("m")).unwrap();
     }
+    // It lives as long as the process, and the store must not.
+    proxy.change(|_, _| Mishap::None);
 }
 
 #[test]
@@ -638,17 +654,19 @@ fn an_upload_to_a_store_that_does_not_answer_ends_at_a_signal() {
     noise(&mut content, 3);
     std::fs::write(dir.join("noise.raw"), content).unwrap();
     let store = ObjectStore::start(dir);
-    let words = ["backup", "-r", "8M", "-f", "raw", "--manifest", "m", "noise.raw", "s3://disks/silent"];
-    let child = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    let words = ["backup", "-r", "4M", "-f", "raw", "--manifest", "m", "noise.raw", "s3://disks/silent"];
+    let proxy = WebProxy::start(store.port(), |_, _| Mishap::None);
+    let url = proxy.url("");
+    let mut child =
+        store.command(&[("AWS_ENDPOINT_URL", &url)], &words).stderr(Stdio::null()).spawn().unwrap();
+    store.wait_for_parts("silent", 2);
     store.suspend();
-    std::thread::sleep(Duration::from_millis(1500));
-    let id = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
-    let begin = Instant::now();
-    let done = child.wait_with_output().unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-    assert!(!done.status.success() && !dir.join("m").exists());
+    let before = proxy.requests();
+    wait_until("the store is asked and does not answer", || proxy.requests() > before);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    // By the signal, which is what ends it: the store is asked for much longer.
+    let code = end_of(&mut child).code();
+    assert!(code == Some(130) && !dir.join("m").exists(), "{code:?}");
     store.resume();
     assert!(store.get("silent").is_none());
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zebu_tests::object_store::ObjectStore;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, run_in};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -146,11 +147,7 @@ impl<'a> Scene<'a> {
         assert!(was_killed || status.success(), "{status}");
         // What was on its way has come or is given up.
         self.proxy.catch_up();
-        let begin = Instant::now();
-        while self.proxy.open() > 0 {
-            assert!(begin.elapsed() < Duration::from_secs(60), "connections of a killed process stay");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("the connections of a killed process are closed", || self.proxy.open() == 0);
         was_killed
     }
 

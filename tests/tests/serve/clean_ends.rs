@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::patience::{wait_for, wait_until};
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -21,8 +22,6 @@ const CLIENTS: u64 = 4;
 const BLOCKS: u64 = 4096;
 /// Requests of a client in flight.
 const DEPTH: u64 = 8;
-/// Time that a server may take to serve.
-const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -90,11 +89,7 @@ fn one(qemu: &Qemu, end: End, options: &str, seed: u64) -> usize {
                 scope.spawn(move || write(socket, number, answers))
             })
             .collect();
-        let deadline = Instant::now() + LIMIT;
-        while answers.load(Relaxed) == 0 {
-            assert!(Instant::now() < deadline, "{end:?}, seed {seed}: nobody is served");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(format_args!("{end:?}, seed {seed}: somebody is served"), || answers.load(Relaxed) > 0);
         std::thread::sleep(Duration::from_micros(5_000 + Random::new(seed).below(60_000)));
         let (code, said) = match end {
             End::Term => server.end_by(Signal::TERM),
@@ -145,21 +140,16 @@ fn signals_that_come_together_end_qemu_nbd_in_good_order() {
     let mut server = Command::new(dir.join("names/qemu-nbd"));
     let mut server =
         server.args(["-t", "-k"]).arg(&socket).args(["-f", "qcow2", IMAGE]).current_dir(dir).spawn().unwrap();
-    let deadline = Instant::now() + LIMIT;
-    let mut client = loop {
-        match Client::open(&socket, "") {
-            Ok(client) => break client,
-            Err(error) => assert!(Instant::now() < deadline, "the server does not serve: {error}"),
-        }
+    let mut client = wait_for("the server serves", || {
         assert_eq!(server.try_wait().unwrap(), None, "the server does not start");
-        std::thread::sleep(Duration::from_millis(5));
-    };
+        Client::open(&socket, "").ok()
+    });
     for block in 0..64 {
         assert_eq!(client.write(0, block * BLOCK as u64, &content(block)).unwrap(), 0);
     }
     let pid = rustix::process::Pid::from_raw(server.id().cast_signed()).expect("a number");
-    // Different ones: of the same kind, one may be all that comes.
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+    // Different ones: of the same kind, one may be all that comes. None is taken before the others are there.
+    for signal in [Signal::STOP, Signal::TERM, Signal::INT, Signal::HUP, Signal::CONT] {
         rustix::process::kill_process(pid, signal).unwrap();
     }
     assert_eq!(server.wait().unwrap().code(), Some(0));

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, finish, is_root, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -152,11 +152,7 @@ fn a_killed_server_leaves_no_mount_behind() {
     let server = serve(dir, "");
     assert_eq!(fs::metadata(dir.join(FILE)).unwrap().len(), MIB);
     server.kill();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while fs::read(dir.join(FILE)).map_or(true, |content| content != b"kept") {
-        assert!(Instant::now() < deadline, "still mounted");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("it is unmounted", || fs::read(dir.join(FILE)).is_ok_and(|content| content == b"kept"));
 }
 
 /// A service manager tells all processes of a service to end, at once; and a file may be in use then.
@@ -177,13 +173,23 @@ fn a_server_in_the_sandbox_is_unmounted_by_a_process_that_only_its_end_ends() {
     assert!(!children.is_empty());
     let pids = children.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     run(dir, &format!("kill -TERM {pids}"));
-    std::thread::sleep(Duration::from_millis(200));
+    wait_until("the signals have come", || !children.iter().any(|pid| awaits(*pid, libc::SIGTERM)));
     assert!(is_mounted(&path), "the server goes on");
     let said = server.stop_with_messages();
     assert!(said.contains("in use: taken away nevertheless"), "{said}");
     assert!(!is_mounted(&path) && !path.exists());
     let mut byte = [0];
     assert!(user.read_at(&mut byte, 0).is_err());
+}
+
+/// Whether a signal has come to a process that does not block it, and was not taken yet (proc_pid_status(5)).
+fn awaits(pid: u32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let is_in = |name: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
+    };
+    is_in("ShdPnd:") && !is_in("SigBlk:")
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::Client;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -139,12 +139,7 @@ fn when_the_one_that_started_them_is_killed_they_end_in_good_order() {
     let all = processes(&server);
     let client = write(server.socket(), "a.qcow2", 5);
     server.kill();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let runs = |pid: &u32| open_files_if_there(*pid);
-    while all.iter().any(runs) {
-        assert!(Instant::now() < deadline, "they go on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("they end", || !all.iter().any(|pid| open_files_if_there(*pid)));
     drop(client);
     qemu.check_clean(scratch.path(), "a.qcow2").unwrap();
     assert_eq!(qemu.read_all(scratch.path(), "a.qcow2", None)[..BLOCK], vec![5; BLOCK]);

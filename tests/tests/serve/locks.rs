@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use zebu_tests::patience::{Patience, wait_until};
 use zebu_tests::program::{Finished, find, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -48,12 +48,11 @@ impl Holder {
             .spawn()
             .expect("it can be run");
         let mut holder = Self(child);
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let patience = Patience::begin();
         // Its number is in the file when everything is set up.
         while !dir.join("pid").exists() {
             assert_eq!(holder.0.try_wait().expect("our child"), None, "the daemon has ended");
-            assert!(Instant::now() < deadline, "the daemon does not begin");
-            std::thread::sleep(Duration::from_millis(5));
+            patience.pause("the daemon begins");
         }
         holder
     }
@@ -106,14 +105,9 @@ fn refused(out: &Finished, lock: &str) {
 
 /// Waits until nobody holds an image: a process that was killed may do so for a moment, and QEMU does not wait.
 fn until_free(qemu: &Qemu, dir: &Path, image: &str) {
-    let is_free = || qemu.io(dir, "-f qcow2", image, &["read 0 512"]).code == Some(0);
-    assert!(
-        (0..250).any(|_| is_free() || {
-            std::thread::sleep(Duration::from_millis(20));
-            false
-        }),
-        "{image} is still held"
-    );
+    wait_until(format_args!("{image} is free"), || {
+        qemu.io(dir, "-f qcow2", image, &["read 0 512"]).code == Some(0)
+    });
 }
 
 /// Runs commands all at once: who is refused has waited a second for the other to go away.

@@ -5,7 +5,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{Client, command};
+use zebu_tests::patience::{Patience, wait_until};
 use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -14,6 +16,8 @@ use zebu_tests::vhost_guest::VhostGuest;
 
 const IMAGE: &str = "disk.qcow2";
 const MIB: u64 = 1 << 20;
+/// Time that a server waits for the ring of a killed one.
+const LONGEST_RING: Duration = Duration::from_millis(1270);
 
 fn serve(options: &str) -> (Scratch, Server) {
     let scratch = Scratch::new("control");
@@ -76,11 +80,7 @@ fn counters_count_what_clients_did() {
     assert_eq!(quarantine(dir), [4, 0]);
     client.call(0, command::FLUSH, 0, 0).unwrap();
     // The release goes on after the flush.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while quarantine(dir) != [0, 4] {
-        assert!(std::time::Instant::now() < deadline, "{:?}", quarantine(dir));
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    wait_until("the release", || quarantine(dir) == [0, 4]);
     assert_eq!(scrape(dir, "GET /x HTTP/1.1\r\n\r\n").0, "HTTP/1.1 404 Not Found");
     assert_eq!(scrape(dir, "PUT /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 405 Method Not Allowed");
     let stats: Value =
@@ -179,11 +179,7 @@ fn an_idle_image_gives_its_memory_back() {
     }
     let before = cached();
     assert!(before > 512 << 10, "{before} bytes");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while cached() > before / 4 {
-        assert!(std::time::Instant::now() < deadline, "{} of {before} bytes are still there", cached());
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    }
+    wait_until(format_args!("most of {before} bytes are given back"), || cached() <= before / 4);
     client.read(0, 4096).unwrap();
     drop(lines);
     server.stop();
@@ -249,16 +245,31 @@ fn sockets_are_for_those_who_are_named() {
 fn silent_connections_keep_nobody_from_metrics_and_control() {
     let (scratch, server) = serve("");
     let dir = scratch.path();
-    let silent: Vec<UnixStream> = ["ctl.sock", "metrics.sock"]
-        .iter()
-        .flat_map(|name| (0..40).map(move |_| UnixStream::connect(dir.join(name)).unwrap()))
-        .collect();
-    let began = std::time::Instant::now();
-    zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok();
-    assert_eq!(scrape(dir, "GET /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 200 OK");
-    assert!(began.elapsed() < std::time::Duration::from_secs(8));
-    drop(silent);
+    let silent = |name: &str| -> Vec<UnixStream> {
+        (0..40).map(|_| UnixStream::connect(dir.join(name)).unwrap()).collect()
+    };
+    let flush = || drop(zebu(dir, ["ctl", "ctl.sock", "flush", "root"]).ok());
+    let look = || assert_eq!(scrape(dir, "GET /metrics HTTP/1.1\r\n\r\n").0, "HTTP/1.1 200 OK");
+    let doors: [(&str, &dyn Fn()); 2] = [("ctl.sock", &flush), ("metrics.sock", &look)];
+    for (name, ask) in doors {
+        let patience = Patience::begin();
+        loop {
+            let silent = silent(name);
+            ask();
+            // The last that came still has its place: nobody was waited for. The time of all is over on a slow machine.
+            if is_open(silent.last().unwrap()) {
+                break;
+            }
+            patience.check(format_args!("{name} answers while silent connections are open"));
+        }
+    }
     server.stop();
+}
+
+/// Whether the other side keeps a connection over which it says nothing.
+fn is_open(mut stream: &UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
 #[test]
@@ -306,7 +317,14 @@ fn the_socket_of_a_killed_server_is_taken_over_at_once() {
         for (client, at) in clients.iter_mut().zip(0..) {
             assert_eq!(client.write(0, at * MIB, &vec![round; 65536]).unwrap(), 0);
         }
-        server.kill();
-        server = Server::start(dir, &options);
+        let killed = Instant::now();
+        let socket = server.socket().to_owned();
+        server.kill_only();
+        server = Server::try_start(dir, &options).unwrap_or_else(|said| {
+            // Busy kernels take longer to give up the ring than the next server waits.
+            assert!(said.contains("use") && killed.elapsed() > LONGEST_RING, "{said}");
+            wait_until("the killed server's socket is closed", || UnixStream::connect(&socket).is_err());
+            Server::start(dir, &options)
+        });
     }
 }

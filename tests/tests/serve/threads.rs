@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
+use zebu_tests::patience::LONGEST;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::thread_stress::judge::Verdict;
 use zebu_tests::thread_stress::plan::Images;
@@ -17,7 +18,7 @@ use zebu_tests::thread_stress::scenarios::Scenario;
 fn run(seeds: std::ops::Range<u64>, each: impl Fn(&Runner<'_>, u64) -> Verdict) {
     let Some(qemu) = Qemu::find() else { return };
     let program = PathBuf::from(env!("CARGO_BIN_EXE_threads"));
-    let runner = Runner { program, qemu: &qemu, patience: Duration::from_secs(60), requests: 4000 };
+    let runner = Runner { program, qemu: &qemu, patience: LONGEST, requests: 4000 };
     let mut violations = Vec::new();
     for seed in seeds {
         violations.extend(each(&runner, seed).violations);
@@ -127,7 +128,7 @@ fn a_child_of_a_fork_gets_errors_and_leaves_its_parent_alone() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: as above.
-            unsafe { libc::alarm(60) };
+            unsafe { libc::alarm(LONGEST.as_secs() as u32) };
             let (disk, queue) = (disk, queue);
             let code = looked_at_by_a_child(disk, queue, &worker, &other);
             drop(worker);
@@ -212,7 +213,8 @@ fn signals_in_the_middle_of_requests_change_nothing() {
                 sent += unsafe { i32::from(libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) == 0) };
             }
             let time = begin.elapsed();
-            if sent >= 200 && time > Duration::from_millis(700) || time > Duration::from_secs(60) {
+            assert!(time < LONGEST, "threads go on");
+            if sent >= 200 && time > Duration::from_millis(700) {
                 is_over.store(true, Ordering::Relaxed);
             }
             std::thread::sleep(Duration::from_micros(200));

@@ -91,7 +91,7 @@ impl Epoll {
             }
             let next = self.sleepers.borrow().iter().map(|(at, _)| *at).min();
             let left =
-                next.map_or(Duration::from_secs(60), |at| at.saturating_duration_since(Instant::now()));
+                next.map_or(Duration::from_secs(600), |at| at.saturating_duration_since(Instant::now()));
             let mut events = Vec::with_capacity(8);
             let timeout = Timespec::try_from(left).unwrap();
             rustix::io::retry_on_intr(|| {

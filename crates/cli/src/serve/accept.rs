@@ -254,7 +254,7 @@ mod tests {
 
     fn ask(path: &Path, line: &str) -> String {
         let mut client = UnixStream::connect(path).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(600))).unwrap();
         client.write_all(line.as_bytes()).unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();

@@ -230,7 +230,7 @@ fn a_raw_image_has_no_snapshots() {
         "backup -f raw -l one a.qcow2 out",
         "serve -f raw --snapshot one --nbd unix:socket a.qcow2",
     ] {
-        let ran = scratch.run("timeout", &[&["60", env!("CARGO_BIN_EXE_zebu")], &words(line)[..]].concat());
+        let ran = scratch.run("timeout", &[&["600", env!("CARGO_BIN_EXE_zebu")], &words(line)[..]].concat());
         ran.fails_naming(1, &["raw", "snapshot"]);
         assert_eq!(left_over(&scratch), Vec::<String>::new(), "{line}");
         assert!(!scratch.file("out").exists(), "{line}");

@@ -3,8 +3,8 @@
 use super::{convert, flat, source, zebu_with};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 use zebu_tests::certificates::certificates;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, zebu};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
@@ -158,11 +158,7 @@ fn proxies_of_the_environment_are_used() {
     std::fs::write(dir.join("proxy.conf"), config).unwrap();
     let child = Command::new(tinyproxy).arg("-d").arg("-c").arg(dir.join("proxy.conf")).spawn().unwrap();
     let _running = Killed(child);
-    let begin = Instant::now();
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "tinyproxy does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("tinyproxy listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
     let proxy = format!("http://user:secret@127.0.0.1:{port}");
     let (plain, secure) = (server.url("/disk.raw"), server.secure_url("/disk.raw"));
     let asked = |word: &str| {
