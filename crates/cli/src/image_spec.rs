@@ -1,6 +1,6 @@
 //! How a command opens one image.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_held_by_writes};
 use crate::graph::{Description, Filter};
 use crate::program;
 use crate::secrets::Secrets;
@@ -81,7 +81,9 @@ impl ImageSpec {
                 " (zebu rebase -u -F raw names the format in the image above it)".to_owned()
             }
             ErrorKind::Locked
-                if self.force_share == ForceShare::Offered && self.options.access == Access::ReadOnly =>
+                if !is_held_by_writes(error)
+                    && self.force_share == ForceShare::Offered
+                    && self.options.access == Access::ReadOnly =>
             {
                 " (stop that program first; to read all the same, there is -U)".to_owned()
             }
