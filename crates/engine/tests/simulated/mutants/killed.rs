@@ -162,7 +162,7 @@ mutants! {
     waiters_for_an_allocation_sleep_on: ForgetInFlightWaiters, within 20 of [Crash(Any)];
     data_on_metadata: SkipOverlapCheck, within 1 of
         [Scenario(hostile::data_that_would_land_on_metadata_is_refused)];
-    a_failed_write_leaves_fresh_space: FailedWriteIsFresh, within 600 of [ManyFail];
+    a_failed_write_leaves_fresh_space: FailedWriteIsFresh, within 2400 of [ManyFail];
     evicted_while_written: EvictInWriting, within 40 of [Crash(TwoSlices)];
     changes_while_written_are_forgotten: ForgetChangeInWriting, within 20 of [Crash(Any)];
     a_slice_is_loaded_outside_grace: LoadOutsideGrace, within 1 of
