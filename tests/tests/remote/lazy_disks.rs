@@ -1,13 +1,13 @@
 //! Overlays of disks on web servers: made at once, filled by what is read, and in the background.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::nbd_client::{Client, command};
-use zebu_tests::patience::{wait_for, wait_until};
+use zebu_tests::patience::wait_for;
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -40,15 +40,6 @@ fn source(dir: &Path) -> Vec<u8> {
 
 fn ctl(dir: &Path, words: &[&str]) -> Finished {
     zebu(dir, ["ctl", "ctl.sock"].iter().chain(words).copied())
-}
-
-/// An answer of the control socket, without a program that has to start.
-fn ask(dir: &Path, line: &str) -> serde_json::Value {
-    let mut stream = UnixStream::connect(dir.join("ctl.sock")).unwrap();
-    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).unwrap();
-    serde_json::from_str(&answer).unwrap()
 }
 
 /// The server's log once it has all requests that were answered: their lines come after their last bytes.
@@ -239,18 +230,16 @@ fn a_hydration_goes_on_where_it_was_ended_and_leaves_an_image_that_stands_alone(
     ctl(dir, &["hydrate", "--rate", "2M", ""]).ok();
     let out = ctl(dir, &["hydrate", ""]).exits(1);
     assert!(out.stderr.contains("under way"), "{out}");
-    let done = || ask(dir, r#"{"command":"hydrate-query","export":""}"#)["result"]["done"].as_u64().unwrap();
-    // About half of the data.
-    wait_until("some data are there", || done() >= DATA + (4 << 20));
-    ask(dir, r#"{"command":"hydrate-cancel","export":""}"#);
+    std::thread::sleep(Duration::from_secs(2));
+    ctl(dir, &["hydrate-cancel", ""]).ok();
     let state = ctl(dir, &["hydrate-query", ""]).ok().stdout;
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    let first = state["done"].as_u64().unwrap();
-    assert!(state["status"] == "cancelled" && first > DATA && first < LEN - (4 << 20), "{state}");
+    let done = state["done"].as_u64().unwrap();
+    assert!(state["status"] == "cancelled" && done > DATA && done < LEN - (4 << 20), "{state}");
     // One that is killed leaves no more behind than one that is cancelled.
     ctl(dir, &["hydrate", "--rate", "4M", ""]).ok();
-    wait_until("more data are there", || done() >= first + (3 << 20));
-    server.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    drop(server);
     for name in ["nbd.sock", "ctl.sock"] {
         let _ = std::fs::remove_file(dir.join(name));
     }
