@@ -3,7 +3,6 @@
 
 use rustix::termios::LocalModes;
 use sha2::Digest;
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Write};
