@@ -319,7 +319,7 @@ fn the_socket_of_a_killed_server_is_taken_over_at_once() {
         }
         let killed = Instant::now();
         let socket = server.socket().to_owned();
-        server.kill_only();
+        server.kill_amid_writes();
         server = Server::try_start(dir, &options).unwrap_or_else(|said| {
             // Busy kernels take longer to give up the ring than the next server waits.
             assert!(said.contains("use") && killed.elapsed() > LONGEST_RING, "{said}");
