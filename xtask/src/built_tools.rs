@@ -60,7 +60,11 @@ impl Tool {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
         let cache = cache.ok_or("neither HOME nor XDG_CACHE_HOME is set: there is no place for tools")?;
-        Ok(cache.join("zebu-tools").join(format!("{}-{}", self.program, self.version)).join("bin").join(self.program))
+        Ok(cache
+            .join("zebu-tools")
+            .join(format!("{}-{}", self.program, self.version))
+            .join("bin")
+            .join(self.program))
     }
 
     /// Tells whether the program on the PATH is the kept one.
@@ -75,7 +79,9 @@ impl Tool {
                 "{} is missing. Build it with Go 1.21 or newer, and put it on the PATH: go install {module}@{}",
                 self.program, self.version
             ),
-            Source::Crate => format!("{0} is missing: cargo install --locked {0}@{1}", self.program, self.version),
+            Source::Crate => {
+                format!("{0} is missing: cargo install --locked {0}@{1}", self.program, self.version)
+            }
         }
     }
 
@@ -101,7 +107,12 @@ impl Tool {
         match self.source {
             Source::Go { module } => {
                 let mut command = Command::new(go);
-                command.args(["install", "-trimpath", "-ldflags=-s -w", &format!("{module}@{}", self.version)]);
+                command.args([
+                    "install",
+                    "-trimpath",
+                    "-ldflags=-s -w",
+                    &format!("{module}@{}", self.version),
+                ]);
                 command.env("GOBIN", bin).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false");
                 run(&mut command)
             }
@@ -112,7 +123,9 @@ impl Tool {
                 command.arg(format!("{}@{}", self.program, self.version));
                 // It waits for tests: building it quickly is worth more.
                 command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
-                command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16").env("CARGO_TARGET_DIR", target.path());
+                command
+                    .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+                    .env("CARGO_TARGET_DIR", target.path());
                 run(&mut command)
             }
         }

@@ -1,8 +1,8 @@
 //! The command `messages`: sequences of messages to running servers, which are built with AddressSanitizer.
 
 use crate::nightly::{TARGET, cargo_nightly, ensure};
-use crate::test_programs::BUILT;
 use crate::run_log::{Kept, Origin, by_origin};
+use crate::test_programs::BUILT;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -48,7 +48,9 @@ impl Tests {
             Qemu::Asked => filter.to_owned(),
             Qemu::LeftOut => {
                 let (package, program) = BESIDE_QEMU;
-                format!("({filter}) and not package({BLACK_BOX}) and not (package({package}) and binary({program}))")
+                format!(
+                    "({filter}) and not package({BLACK_BOX}) and not (package({package}) and binary({program}))"
+                )
             }
         };
         let mut command = nextest("run")?;

@@ -103,7 +103,10 @@ enum Priority {
 /// All steps. The lanes of a stage run side by side.
 fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     let alone = |steps| vec![Lane { steps, priority: Priority::First }];
-    let looks = vec![step("format", || run(cargo().args(["fmt", "--all", "--check"]))), step("structure", structure::command)];
+    let looks = vec![
+        step("format", || run(cargo().args(["fmt", "--all", "--check"]))),
+        step("structure", structure::command),
+    ];
     if args.quick {
         let rest = vec![
             step("lints", lints),
@@ -307,7 +310,9 @@ const TENTH_OF_PACKAGES: u64 = 0;
 fn packages(tenth: Tenth) -> Outcome<Verdict> {
     toolchain::manifests_are_complete()?;
     if !tenth.has(TENTH_OF_PACKAGES) {
-        return Ok(Verdict::Skipped(format!("built with --tenth {TENTH_OF_PACKAGES}, and by --long; the manifests are complete")));
+        return Ok(Verdict::Skipped(format!(
+            "built with --tenth {TENTH_OF_PACKAGES}, and by --long; the manifests are complete"
+        )));
     }
     match toolchain::musl_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),

@@ -64,7 +64,9 @@ impl FromStr for Tenth {
 impl fmt::Display for Tenth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::One(number) => write!(f, "tenth {number} of the long matrices (--tenth {number}; --tenth all: each)"),
+            Self::One(number) => {
+                write!(f, "tenth {number} of the long matrices (--tenth {number}; --tenth all: each)")
+            }
             Self::All => f.write_str("the long matrices whole"),
         }
     }

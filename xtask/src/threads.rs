@@ -76,8 +76,7 @@ pub(crate) fn command(args: &ThreadsArgs) -> Outcome {
 
 /// Builds the runner, and says where it is.
 fn build(tsan: bool) -> Outcome<PathBuf> {
-    let runner =
-        ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads"];
+    let runner = ["build", "--quiet", "--locked", "--package", "zebu-tests", "--bin", "threads"];
     let dir = target_dir()?;
     if !tsan {
         // Alone: the test programs that other commands build are not needed.

@@ -72,7 +72,10 @@ pub(crate) fn record(steps: &[StepTime]) -> Outcome {
 /// The tables of the last run.
 fn last(runs: &[Run]) -> String {
     let Some(Run { origin, processors, steps, slowest }) = runs.last() else { return String::new() };
-    let mut text = format!("Commit {}, {}, {processors} processors.\n\n| step | minutes |\n|---|---:|\n", origin.commit, origin.date);
+    let mut text = format!(
+        "Commit {}, {}, {processors} processors.\n\n| step | minutes |\n|---|---:|\n",
+        origin.commit, origin.date
+    );
     for StepTime { name, seconds, .. } in steps {
         text += &format!("| {name} | {} |\n", minutes(*seconds));
     }
@@ -105,6 +108,9 @@ mod tests {
             slowest: vec![("zebu::check clean::matrix".into(), 84.4)],
         };
         let text = last(&[run]);
-        assert!(text.contains("| lints | 1.5 |\n") && text.contains("| `zebu::check clean::matrix` | 84 |"), "{text}");
+        assert!(
+            text.contains("| lints | 1.5 |\n") && text.contains("| `zebu::check clean::matrix` | 84 |"),
+            "{text}"
+        );
     }
 }

@@ -93,7 +93,8 @@ fn forget_packed(target: &Path) {
     // Those that are directories of this machine have no host before the hash.
     let own = registries.iter().filter(|path| name_of(path).starts_with('-'));
     let unpacked = own.flat_map(|path| entries(path)).filter(|path| is_published(path));
-    let built = entries(&target.join(MUSL).join("debug/.fingerprint")).into_iter().filter(|path| is_published(path));
+    let built =
+        entries(&target.join(MUSL).join("debug/.fingerprint")).into_iter().filter(|path| is_published(path));
     for path in unpacked.chain(built) {
         // What stays is found by the build that fails.
         let _ = std::fs::remove_dir_all(path);

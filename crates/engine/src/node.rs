@@ -167,7 +167,8 @@ impl Node {
             }
         };
         let alone = self.changes.alone(worker, || self.reads_awaited(), reads);
-        let alone = worker.shown(self.data_file(), "requests that have to end before an operation", alone).await;
+        let alone =
+            worker.shown(self.data_file(), "requests that have to end before an operation", alone).await;
         let undone = "the operation, which has to be alone with the image, can't begin";
         alone.ok_or_else(|| Error::undriven(undone, "a request").on(&self.path))
     }

@@ -226,7 +226,10 @@ fn a_tenth_leaves_nothing_out() {
         let cells: Vec<&Cell> = whole.iter().skip(tenth).step_by(10).collect();
         for cell in &whole {
             for (index, part) in cell.parts().iter().enumerate() {
-                assert!(cells.iter().any(|other| other.parts()[index] == *part), "tenth {tenth}, {cell:?}: {part}");
+                assert!(
+                    cells.iter().any(|other| other.parts()[index] == *part),
+                    "tenth {tenth}, {cell:?}: {part}"
+                );
             }
         }
     }

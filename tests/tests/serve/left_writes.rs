@@ -29,7 +29,7 @@ fn leave_a_write(disk: &StallingDisk) {
     image(disk);
     let server = Server::start(disk.dir(), &options(disk));
     let mut client = Client::open(server.socket(), "").expect("it serves");
-    assert_eq!(client.write(0, 0, &[b'0'; 1 << 16]).expect("it answers"), 0);
+    assert_eq!(client.write(0, 0, &vec![b'0'; 1 << 16]).expect("it answers"), 0);
     assert_eq!(client.call(0, command::FLUSH, 0, 0).expect("it answers").error, 0);
     disk.hold_next_write();
     client.request(0, command::WRITE, 7, AT, BLOCK as u64).expect("it listens");

@@ -73,8 +73,8 @@ impl RequestBarrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{Standing, drive};
     use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use crate::sync::{Standing, drive};
     use std::future::poll_fn;
     use std::pin::pin;
     use std::sync::Arc;

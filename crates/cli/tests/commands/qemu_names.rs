@@ -1,8 +1,6 @@
 //! The binary under the names of QEMU's programs, beside those programs.
 
-mod common;
-
-use common::{Ran, qemu, wait_for, wait_for_listener};
+use crate::common::{Ran, qemu, wait_for, wait_for_listener};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

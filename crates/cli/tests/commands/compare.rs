@@ -1,8 +1,6 @@
 //! `zebu compare` against `qemu-img compare`.
 
-mod common;
-
-use common::{Scratch, noise, qemu, words};
+use crate::common::{Scratch, noise, qemu, words};
 
 fn images(scratch: &Scratch) {
     scratch.write("a.raw", &noise(1, 4 << 20));

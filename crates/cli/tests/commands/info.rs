@@ -1,8 +1,6 @@
 //! `zebu info` against `qemu-img info`.
 
-mod common;
-
-use common::{Scratch, assert_has_all, qemu, wait_for_listener, words};
+use crate::common::{Scratch, assert_has_all, qemu, wait_for_listener, words};
 
 /// Images of many kinds, made by QEMU. The names of those that stand alone.
 fn images(scratch: &Scratch) -> Vec<&'static str> {

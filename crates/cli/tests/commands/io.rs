@@ -1,8 +1,6 @@
 //! `zebu io` against qemu-io: the same commands on the same image give the same output, times left out.
 
-mod common;
-
-use common::{Scratch, noise, qemu, send, words};
+use crate::common::{Scratch, noise, qemu, send, words};
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::process::Stdio;

@@ -1,8 +1,6 @@
 //! `zebu resize` against `qemu-img resize`.
 
-mod common;
-
-use common::{Background, Scratch, noise, qemu, send, wait_for, words};
+use crate::common::{Background, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 

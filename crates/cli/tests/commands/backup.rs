@@ -1,8 +1,6 @@
 //! `zebu backup` and `zebu verify`.
 
-mod common;
-
-use common::{Background, Scratch, noise, qemu, send, wait_for, words};
+use crate::common::{Background, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
 //! Jobs that a signal or a limit ends, and what they leave.
 
+use super::left_over;
 use crate::common::{Background, Scratch, noise, send, wait_for, words};
-use crate::left_over;
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! `zebu bench` against `qemu-img bench`.
 
-mod common;
-
-use common::{Scratch, noise, qemu, words};
+use crate::common::{Scratch, noise, qemu, words};
 
 /// The lines that qemu-img prints, with the time taken out.
 fn masked(text: &str) -> Vec<String> {

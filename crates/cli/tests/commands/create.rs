@@ -1,8 +1,6 @@
 //! `zebu create` against `qemu-img create`.
 
-mod common;
-
-use common::{Background, Scratch, assert_has_all, qemu, send, wait_for, words};
+use crate::common::{Background, Scratch, assert_has_all, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::process::Child;
 use std::process::Stdio;

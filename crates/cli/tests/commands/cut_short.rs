@@ -1,8 +1,6 @@
 //! Sources whose file has lost its last part: no job passes on zeroes for what was there.
 
-mod common;
-
-use common::{Scratch, noise, qemu, words};
+use crate::common::{Scratch, noise, qemu, words};
 
 const MIB: usize = 1 << 20;
 

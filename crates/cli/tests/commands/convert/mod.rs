@@ -1,14 +1,12 @@
 //! `zebu convert` against `qemu-img convert`, and its own promises.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod conflicts;
 mod endings;
 mod messages;
 mod page_cache;
 mod targets;
 
-use common::{Scratch, noise, words};
+use crate::common::{Scratch, noise, words};
 
 /// An image with data, zeroes, holes, a compressed cluster and a snapshot.
 pub(crate) fn source(scratch: &Scratch) {

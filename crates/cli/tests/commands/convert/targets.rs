@@ -1,7 +1,7 @@
 //! Content of targets, beside those of `qemu-img convert`.
 
+use super::{identical, left_over, source};
 use crate::common::{Scratch, noise, qemu, words};
-use crate::{identical, left_over, source};
 
 #[test]
 fn targets_hold_what_qemus_hold() {

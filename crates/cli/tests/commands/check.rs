@@ -1,8 +1,6 @@
 //! `zebu check` against `qemu-img check`.
 
-mod common;
-
-use common::{Scratch, qemu, words};
+use crate::common::{Scratch, qemu, words};
 use std::os::unix::fs::FileExt;
 
 /// An image with three clusters of data, as QEMU lays it out: the refcount block at 0x20000, the L2 table at 0x40000,

@@ -1,5 +1,4 @@
 //! Running `zebu` beside QEMU's programs, each in a directory of its own.
-#![allow(dead_code, reason = "each test file uses a part of this")]
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

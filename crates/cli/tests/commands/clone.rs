@@ -1,8 +1,6 @@
 //! `zebu clone`.
 
-mod common;
-
-use common::{Scratch, noise, qemu, words};
+use crate::common::{Scratch, noise, qemu, words};
 
 #[test]
 fn clones_hold_what_their_source_holds() {

@@ -1,8 +1,6 @@
 //! Files that are no images, or can't be used now: one line that names the file and what to do, and qemu-img's code.
 
-mod common;
-
-use common::{Background, Scratch, noise, qemu, words};
+use crate::common::{Background, Scratch, noise, qemu, words};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
 
@@ -47,7 +45,7 @@ fn names_that_lead_to_no_image() {
         for line in READERS {
             // QEMU waits for somebody to write into a FIFO; nobody does.
             if file == "fifo" {
-                let ran = scratch.zebu(&common::words(&line.replace("FILE", file)));
+                let ran = scratch.zebu(&crate::common::words(&line.replace("FILE", file)));
                 let code = if line.starts_with("compare") { 2 } else { 1 };
                 ran.fails_naming(code, &[file, words]);
             } else {
@@ -55,7 +53,7 @@ fn names_that_lead_to_no_image() {
             }
         }
         for line in ["resize FILE 1M", "io -c length FILE", "clone FILE out"] {
-            let ran = scratch.zebu(&common::words(&line.replace("FILE", file)));
+            let ran = scratch.zebu(&crate::common::words(&line.replace("FILE", file)));
             ran.fails_naming(1, &[file, words]);
         }
     }

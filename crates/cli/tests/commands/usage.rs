@@ -1,8 +1,6 @@
 //! Help, completions, manual pages, and command lines that make no sense.
 
-mod common;
-
-use common::{Scratch, words};
+use crate::common::{Scratch, words};
 
 const COMMANDS: &[&str] =
     &["create", "info", "check", "convert", "map", "measure", "compare", "resize", "clone", "bench", "io"];
@@ -144,7 +142,7 @@ fn on_terminal(scratch: &Scratch, columns: u16, line: &str) -> String {
 #[test]
 fn the_bar_fits_the_terminal() {
     let scratch = Scratch::new();
-    scratch.write("disk.raw", &common::noise(4, 48 << 20));
+    scratch.write("disk.raw", &crate::common::noise(4, 48 << 20));
     let zebu = env!("CARGO_BIN_EXE_zebu");
     for columns in [20, 40, 80, 200] {
         let line = format!("{zebu} convert -p --copy buffers -r 24M -f raw -O raw disk.raw out");
@@ -172,7 +170,7 @@ fn the_bar_fits_the_terminal() {
 #[test]
 fn percentages_go_to_the_program_that_reads_them() {
     let scratch = Scratch::new();
-    scratch.write("disk.raw", &common::noise(4, 1 << 20));
+    scratch.write("disk.raw", &crate::common::noise(4, 1 << 20));
     let zebu = env!("CARGO_BIN_EXE_zebu");
     let screen = on_terminal(&scratch, 80, &format!("{zebu} convert -p -f raw disk.raw out | cat > read"));
     assert_eq!(screen, "");

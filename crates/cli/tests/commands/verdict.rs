@@ -1,8 +1,6 @@
 //! `zebu info --verdict` on hostile and on harmless images. The images are made here, byte by byte or by `zebu create`.
 
-mod common;
-
-use common::{Ran, Scratch, words};
+use crate::common::{Ran, Scratch, words};
 
 const NAME: &str = "a.qcow2";
 

@@ -3,9 +3,7 @@
 //!
 //! A test run takes every sixteenth of the lines that the table stands for; `ZEBU_QEMU_LINES=all` takes all of them.
 
-mod common;
-
-use common::qemu;
+use crate::common::qemu;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

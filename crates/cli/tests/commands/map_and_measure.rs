@@ -1,8 +1,6 @@
 //! `zebu map` and `zebu measure` against qemu-img's.
 
-mod common;
-
-use common::{Scratch, noise, qemu, words};
+use crate::common::{Scratch, noise, qemu, words};
 
 fn images(scratch: &Scratch) -> Vec<&'static str> {
     for line in [

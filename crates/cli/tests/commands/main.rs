@@ -1,0 +1,20 @@
+//! The command `zebu` beside QEMU's programs, and its own promises: a module for each command or kind of promise.
+
+mod backup;
+mod bad_input;
+mod bench;
+mod check;
+mod clone;
+mod common;
+mod compare;
+mod convert;
+mod create;
+mod cut_short;
+mod info;
+mod io;
+mod map_and_measure;
+mod qemu_lines;
+mod qemu_names;
+mod resize;
+mod usage;
+mod verdict;
