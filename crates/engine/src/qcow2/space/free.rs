@@ -447,6 +447,8 @@ mod tests {
         while let Some(run) = free.take(1, 1) {
             runs.push((run.0.start, run.1));
         }
+        // The shortest run comes first.
+        runs.sort_unstable();
         let expected: Vec<(u64, SpaceContent)> = (0..12)
             .map(|c| {
                 (

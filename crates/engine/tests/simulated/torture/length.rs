@@ -9,6 +9,8 @@ use zebu_sim::SimWorld;
 const GROWTH: u64 = 1 << 20;
 /// Bytes of the first window of a stream.
 const WINDOW: u64 = 64 << 10;
+/// Bytes on either side of a read that are copied with it.
+const AROUND: u64 = 64 << 10;
 
 /// The bound of the file's length in one life.
 pub(crate) struct Length<'a> {
@@ -36,7 +38,8 @@ impl<'a> Length<'a> {
                 len
             }
             Request::Discard { len, .. } => len,
-            Request::Read { len, .. } if setup.copy_on_read => len,
+            // So much around it is copied, too.
+            Request::Read { len, .. } if setup.copy_on_read => len + 2 * AROUND,
             Request::Read { .. } | Request::Flush => return 0,
         };
         let cluster = setup.cluster_size;
