@@ -4,17 +4,17 @@
 //! Needs root.
 
 use crate::device::LoopDevice;
-use crate::program::is_root;
+use crate::program::{finish, is_root};
 use crate::scratch::Scratch;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
     ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
 };
-use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -151,7 +151,11 @@ impl Drop for StallingDisk {
         self.release();
         self.device = None;
         // The kernel may have the device still.
-        let _ = unmount(self.scratch.file("mnt"), UnmountFlags::DETACH);
+        let mut umount = Command::new("umount");
+        finish({
+            umount.arg("--lazy").arg(self.scratch.file("mnt"));
+            umount
+        });
         drop(self.session.take());
     }
 }

@@ -40,9 +40,7 @@ fn leave_a_write(disk: &StallingDisk) {
 }
 
 fn read(client: &mut Client) -> Vec<u8> {
-    client.request(0, command::READ, 3, AT, BLOCK as u64).expect("it listens");
-    assert_eq!(client.reply().expect("it answers").error, 0);
-    client.take(BLOCK).expect("it answers")
+    client.read(AT, BLOCK as u64).expect("it answers")
 }
 
 #[test]
