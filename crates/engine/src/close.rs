@@ -82,7 +82,8 @@ impl Image {
                     _ => {}
                 };
                 let alone = self.0.changes.alone(worker, || self.0.reads_awaited(), reads);
-                let alone = worker.shown(self.0.data_file(), "requests that have to end before a close", alone).await;
+                let alone =
+                    worker.shown(self.0.data_file(), "requests that have to end before a close", alone).await;
                 Some(alone.ok_or_else(|| {
                     Error::undriven("the image can't be closed", "a request").on(&self.0.path)
                 })?)

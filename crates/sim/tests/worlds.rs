@@ -326,7 +326,10 @@ fn a_write_whose_request_vanished_before_its_task_began_is_abandoned() {
 
 /// The end of a flush beside a failing one of a worker that stands still, and the simulated seconds that it took. When that goes
 /// on after `still`, every flush fails.
-fn flush_beside_one_that_stands_still(is_driven: bool, still: Duration) -> (Result<(), IoErrorKind>, Duration) {
+fn flush_beside_one_that_stands_still(
+    is_driven: bool,
+    still: Duration,
+) -> (Result<(), IoErrorKind>, Duration) {
     let (world, [worker, other], file) = world_of_a_failing_flush(8);
     if is_driven {
         other.promise_to_drive();
@@ -365,7 +368,8 @@ fn flush_beside_one_that_will_be_driven() -> bool {
 #[test]
 fn a_flush_beside_one_of_a_worker_that_stands_still_ends() {
     assert!(flush_beside_one_that_will_be_driven());
-    let (doubted, felt) = sabotage::under(Some(sabotage::Fault::DoubtPromise), flush_beside_one_that_will_be_driven);
+    let (doubted, felt) =
+        sabotage::under(Some(sabotage::Fault::DoubtPromise), flush_beside_one_that_will_be_driven);
     assert!(!doubted && felt > 0);
     let (result, took) = flush_beside_one_that_stands_still(false, STILL);
     assert!(result == Ok(()) && took < STILL, "{result:?} after {took:?}: nobody drives it");

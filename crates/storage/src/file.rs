@@ -6,10 +6,10 @@ use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileFacts, FileId, FileKind, FsKind, LockMode, OpenFlags};
 #[cfg(debug_assertions)]
 use crate::growth_check::GrowthCheck;
+use crate::long_waits::LongWaits;
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
-use crate::long_waits::LongWaits;
 use crate::syncs::Syncs;
 use crate::write_behind::WriteBehind;
 use crate::write_table::WriteTable;

@@ -69,9 +69,8 @@ fn barrier() {
 fn barrier_given_up() {
     let barrier = Arc::new(RequestBarrier::default());
     let theirs = barrier.clone();
-    let thread = spawn(move || {
-        block_on(give_up_after_one_poll(theirs.alone(&Standing, Vec::new, async || {})))
-    });
+    let thread =
+        spawn(move || block_on(give_up_after_one_poll(theirs.alone(&Standing, Vec::new, async || {}))));
     for worker in 0..2 {
         drop(block_on(barrier.enter(&drive(worker))));
     }

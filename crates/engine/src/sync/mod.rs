@@ -19,9 +19,9 @@ pub(crate) use async_mutex::{AsyncMutex, AsyncMutexGuard};
 pub(crate) use gate::{Closed as ClosedGate, Gate};
 pub(crate) use mutex::{Mutex, MutexGuard};
 pub(crate) use once_lock::OnceLock;
+pub(crate) use patience::{Clock, GrowingPatience, while_driven, with_patience};
 #[cfg(test)]
 pub(crate) use patience::{Standing, drive};
-pub(crate) use patience::{Clock, GrowingPatience, while_driven, with_patience};
 pub(crate) use read_epochs::{EpochGuard, Moment, ReadEpochs};
 pub(crate) use request_barrier::{Alone, Inside, RequestBarrier};
 pub(crate) use rw_lock::{RwLock, RwLockWriteGuard};

@@ -191,7 +191,10 @@ mod tests {
         assert!(past.as_mut().poll(&mut cx).is_ready());
         assert!(epochs.has_passed(moment));
         let _d = epochs.enter(&drive(3));
-        assert!(pin!(epochs.wait_past(&Standing, moment)).poll(&mut cx).is_ready(), "nobody else is waited for");
+        assert!(
+            pin!(epochs.wait_past(&Standing, moment)).poll(&mut cx).is_ready(),
+            "nobody else is waited for"
+        );
     }
 
     #[test]

@@ -73,8 +73,8 @@ impl RequestBarrier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{Standing, drive};
     use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use crate::sync::{Standing, drive};
     use std::future::poll_fn;
     use std::pin::pin;
     use std::sync::Arc;
@@ -97,7 +97,8 @@ mod tests {
         };
         drop(first);
         assert!(poll(alone.as_mut()).is_pending());
-        let mut late = pin!(barrier.enter(&drive(17)));
+        let other = drive(17);
+        let mut late = pin!(barrier.enter(&other));
         drop(second);
         let Poll::Ready(alone) = poll(alone) else { panic!("everybody has left") };
         assert!(poll(late.as_mut()).is_pending());

@@ -203,7 +203,8 @@ impl Qcow2 {
         }
         let written = first_cluster..first_cluster + clusters;
         if (matches!(first, Kind::Existing { .. }) || self.geometry().external_data)
-            && let Some(since) = shard.cleared().latest(&written, |moment| self.readers().have_writes_passed(moment))
+            && let Some(since) =
+                shard.cleared().latest(&written, |moment| self.readers().have_writes_passed(moment))
             && !sabotage::is(Fault::WriteWhereOthersReach)
         {
             // With subclusters, others of the cluster may still be written where they are.

@@ -93,10 +93,8 @@ fn setups() -> [Setup; 5] {
 
 /// Snapshots of images with a data file are refused.
 fn is_possible(setup: &Setup, operation: Operation) -> bool {
-    let is_of_snapshots = matches!(
-        operation,
-        Operation::TakeSnapshot | Operation::ApplySnapshot | Operation::DeleteSnapshot
-    );
+    let is_of_snapshots =
+        matches!(operation, Operation::TakeSnapshot | Operation::ApplySnapshot | Operation::DeleteSnapshot);
     !(is_of_snapshots && setup.external_data)
 }
 
