@@ -21,7 +21,11 @@ pub fn prometheus(exports: &Exports, memory: &MemoryBudget) -> String {
     text.latencies(exports);
     text.family("zebu_requests_in_flight", "gauge", "Requests under way.");
     text.gauges(exports, "zebu_requests_in_flight", |export| export.metrics().in_flight());
-    text.family("zebu_longest_wait_seconds", "gauge", "Longest wait for a file, if it has taken ten seconds.");
+    text.family(
+        "zebu_longest_wait_seconds",
+        "gauge",
+        "Longest wait for a file, if it has taken ten seconds.",
+    );
     text.gauges(exports, "zebu_longest_wait_seconds", |export| {
         let waits = export.image().long_waits();
         waits.iter().map(|wait| wait.took.as_secs()).max().unwrap_or(0)

@@ -30,7 +30,7 @@ pub struct LongWait {
 
 impl fmt::Display for LongWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "waits since {} s for {} of {:?}", self.took.as_secs(), self.what, self.file)
+        write!(f, "waits since {} s for {} of {}", self.took.as_secs(), self.what, self.file.display())
     }
 }
 
