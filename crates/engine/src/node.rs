@@ -425,7 +425,8 @@ mod tests {
         let image = image(&worker, dir.path());
         let look = Arc::new(Look { image: image.clone(), woken: 0.into(), while_writable: 0.into() });
         let waker = Waker::from(look.clone());
-        let mut waiting = pin!(image.0.changes.enter(&crate::sync::drive(1)));
+        let other = crate::sync::drive(1);
+        let mut waiting = pin!(image.0.changes.enter(&other));
         let vanished = catch_unwind(AssertUnwindSafe(|| {
             worker.block_on(image.0.while_alone(&worker, async || -> Result<()> {
                 assert!(!poll_once(waiting.as_mut(), &waker), "it is alone");

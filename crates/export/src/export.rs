@@ -95,8 +95,8 @@ impl Export {
 
     /// Has the log told of each wait that takes ten seconds.
     pub fn with_waits_told(self, log: &Log) -> Self {
-        let (log, name) = (log.clone(), self.name.clone());
-        self.image.tell_long_waits(move |wait| log.write(Level::Warning, format_args!("{name:?} {wait}")));
+        let log = log.clone();
+        self.image.tell_long_waits(move |wait| log.write(Level::Warning, format_args!("{wait}")));
         self
     }
 

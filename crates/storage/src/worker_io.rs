@@ -110,7 +110,7 @@ impl Worker {
         result.map_err(|errno| fail(IoErrorKind::Os(errno)))?;
         // One that ran beside it may have failed and taken the kernel's only report of the loss.
         if let Some(last) = file.syncs().last() {
-            self.shown(file, "the flushes beside its own", self.see_the_end_of(file, last)).await;
+            self.shown(file, "other flushes", self.see_the_end_of(file, last)).await;
         }
         if file.has_flush_failed() {
             return Err(fail(IoErrorKind::FlushFailedBefore));

@@ -97,7 +97,8 @@ mod tests {
         };
         drop(first);
         assert!(poll(alone.as_mut()).is_pending());
-        let mut late = pin!(barrier.enter(&drive(17)));
+        let other = drive(17);
+        let mut late = pin!(barrier.enter(&other));
         drop(second);
         let Poll::Ready(alone) = poll(alone) else { panic!("everybody has left") };
         assert!(poll(late.as_mut()).is_pending());
