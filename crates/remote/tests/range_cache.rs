@@ -148,7 +148,7 @@ fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
 fn check_and_store(cache: &RangeCache, disk: &dyn Storage, far: &Far, end: u64) {
     for offset in (0..end).step_by(1 << 20) {
         check(disk, far, offset, (end - offset).min(1 << 20));
-        settle(&cache);
+        settle(cache);
     }
 }
 
@@ -320,7 +320,7 @@ fn two_that_evict_from_each_other_show_no_wrong_byte() {
         }
     });
     for cache in &sides {
-        settle(&cache);
+        settle(cache);
     }
     check_size(dir.path(), 16 << 20);
     assert!(sides.iter().all(|cache| cache.stats().bad_blocks == 0 && cache.stats().evicted > 0));
