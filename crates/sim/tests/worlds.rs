@@ -349,7 +349,7 @@ fn flush_beside_one_that_stands_still(
     if has_ended {
         assert_eq!(ended(&start_flush(&worker, &file)), Ok(()), "it is waited for again");
     }
-    let took = world.now() - begun;
+    let took = world.now().saturating_sub(begun);
     world.resume(other.id());
     assert_eq!(ended(&failed), Err(IoErrorKind::Os(libc::EIO)));
     let result = ended(&beside);
@@ -359,7 +359,7 @@ fn flush_beside_one_that_stands_still(
 
 const STILL: Duration = Duration::from_secs(300);
 
-/// Whoever has promised to drive a worker is waited for: its flush may have been told of the loss.
+/// A worker that somebody has promised to drive is waited for: its flush may have been told of the loss.
 fn flush_beside_one_that_will_be_driven() -> bool {
     let (result, took) = flush_beside_one_that_stands_still(true, STILL);
     result == Err(IoErrorKind::FlushFailedBefore) && took > STILL

@@ -24,7 +24,7 @@ pub const LOOKS: u32 = 30;
 /// The time between two looks.
 pub const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// What others know of the driving of a worker.
+/// Knowledge that others have of the driving of a worker.
 pub struct Drive {
     number: usize,
     /// Odd while the worker is within a turn.
@@ -127,7 +127,7 @@ impl Drive {
 /// Workers one of which is waited for, and it is not known which.
 pub type OneOf = Vec<Arc<Drive>>;
 
-/// What one who waits has seen of the workers that it waits for.
+/// Looks of one who waits: what it has seen of the workers that it waits for.
 #[derive(Debug, Default)]
 struct Looks(Vec<Seen>);
 

@@ -6,7 +6,7 @@ use crate::error::{IoError, IoErrorKind, Op};
 use crate::file_types::{Access, Alignment, FileFacts, FileId, FileKind, FsKind, LockMode, OpenFlags};
 #[cfg(debug_assertions)]
 use crate::growth_check::GrowthCheck;
-use crate::long_waits::LongWaits;
+use crate::long_waits::{LongWait, LongWaits};
 use crate::os_file::OsFile;
 use crate::simulated::{Door, SimulatedFile};
 use crate::storage::{Storage, StorageAbilities};
@@ -312,6 +312,17 @@ impl File {
     /// The syncs that are under way.
     pub(crate) fn syncs(&self) -> &Syncs {
         &self.state.syncs
+    }
+
+    /// The waits for this file that have taken [`LONG_WAIT`](crate::LONG_WAIT) and more, the longest first.
+    pub fn long_waits(&self) -> Vec<LongWait> {
+        self.waits().list(self.path())
+    }
+
+    /// Has `tell` called for each wait for this file, once, when it has taken [`LONG_WAIT`](crate::LONG_WAIT). It must not wait
+    /// itself. The first such function stays.
+    pub fn tell_long_waits(&self, tell: Arc<dyn Fn(&LongWait) + Send + Sync>) {
+        self.waits().tell_by(tell);
     }
 
     /// The waits that have taken long.

@@ -112,6 +112,7 @@ mod request;
 mod ring;
 #[doc(hidden)]
 pub mod sabotage;
+mod shown_wait;
 #[cfg(feature = "simulated")]
 #[doc(hidden)]
 pub mod simulated;

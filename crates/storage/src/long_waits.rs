@@ -1,14 +1,9 @@
 //! Waits that have taken long: who waits for what, since when.
 
-use crate::file::File;
 use crate::sync::Mutex;
-use crate::worker::Worker;
 use std::fmt;
-use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// The time after which a wait is told.
@@ -18,7 +13,7 @@ pub const LONG_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LongWait {
-    /// What is waited for, in words.
+    /// Name of the thing that is waited for, in words.
     pub what: &'static str,
     /// The file that it is about.
     pub file: PathBuf,
@@ -35,13 +30,13 @@ impl fmt::Display for LongWait {
 }
 
 /// A function that is told of a wait when it has taken long.
-type Tell = dyn Fn(&LongWait) + Send + Sync;
+pub(crate) type Tell = dyn Fn(&LongWait) + Send + Sync;
 
 /// The waits for a file that have taken long.
 #[derive(Default)]
 pub(crate) struct LongWaits {
     listed: Mutex<Listed>,
-    tell: OnceLock<Box<Tell>>,
+    tell: OnceLock<Arc<Tell>>,
 }
 
 #[derive(Default)]
@@ -51,7 +46,7 @@ struct Listed {
 }
 
 /// A wait that is in the list.
-struct Shown<'a> {
+pub(crate) struct Shown<'a> {
     waits: &'a LongWaits,
     number: u64,
 }
@@ -63,7 +58,8 @@ impl Drop for Shown<'_> {
 }
 
 impl LongWaits {
-    fn show(&self, path: &Path, what: &'static str, worker: usize) -> Shown<'_> {
+    /// Lists a wait that has taken [`LONG_WAIT`], and tells it.
+    pub(crate) fn show(&self, path: &Path, what: &'static str, worker: usize) -> Shown<'_> {
         let number = {
             let mut listed = self.listed.lock();
             listed.begun += 1;
@@ -76,41 +72,21 @@ impl LongWaits {
         }
         Shown { waits: self, number }
     }
-}
 
-impl File {
-    /// The waits for this file that have taken [`LONG_WAIT`] and more, the longest first.
-    pub fn long_waits(&self) -> Vec<LongWait> {
-        let listed = self.waits().listed.lock();
+    /// The waits of the file at `path`, the longest first.
+    pub(crate) fn list(&self, path: &Path) -> Vec<LongWait> {
+        let listed = self.listed.lock();
         let wait = |(_, what, worker, since): &(u64, &'static str, usize, Instant)| LongWait {
             what,
-            file: self.path().to_owned(),
+            file: path.to_owned(),
             worker: *worker,
             took: LONG_WAIT + since.elapsed(),
         };
         listed.waits.iter().map(wait).collect()
     }
 
-    /// Has `tell` called for each wait for this file, once, when it has taken [`LONG_WAIT`]. It must not wait itself. The first
-    /// such function stays.
-    pub fn tell_long_waits(&self, tell: Arc<dyn Fn(&LongWait) + Send + Sync>) {
-        let _ = self.waits().tell.set(Box::new(move |wait| tell(wait)));
-    }
-}
-
-impl Worker {
-    /// The result of `waits`, which is about `file`. If it takes long, it is told, and shows in [`File::long_waits`] until its
-    /// end.
-    pub async fn shown<T>(&self, file: &File, what: &'static str, waits: impl Future<Output = T>) -> T {
-        let (mut waits, mut is_long) = (pin!(waits), pin!(self.sleep(LONG_WAIT)));
-        let mut shown = None;
-        poll_fn(|cx| {
-            let result = waits.as_mut().poll(cx);
-            if result.is_pending() && shown.is_none() && is_long.as_mut().poll(cx) == Poll::Ready(()) {
-                shown = Some(file.waits().show(file.path(), what, self.id()));
-            }
-            result
-        })
-        .await
+    /// Has `tell` called for each. The first such function stays.
+    pub(crate) fn tell_by(&self, tell: Arc<Tell>) {
+        let _ = self.tell.set(tell);
     }
 }

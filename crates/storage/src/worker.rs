@@ -114,7 +114,7 @@ struct Inner {
     sibling: Option<MakeWorker>,
     /// Turns within each other: more than 1 when a task calls `block_on` or `poll`.
     turns: Cell<u32>,
-    /// What others know of its being driven.
+    /// Knowledge that others have of its being driven.
     drive: Arc<Drive>,
     /// Tasks that other workers wait for.
     awaited: Cell<u32>,
@@ -311,7 +311,7 @@ impl Worker {
         self.inner.drive.promise();
     }
 
-    /// What others know of its being driven.
+    /// Knowledge that others have of its being driven.
     #[inline]
     pub fn drive(&self) -> &Arc<Drive> {
         &self.inner.drive

@@ -92,7 +92,7 @@ impl Worker {
     /// fdatasync. After one failed, every later one of this file fails too, and so does one that ran beside it. So does every one
     /// after a change of the file was abandoned while it was under way.
     ///
-    /// Those of other workers that began before this one ended are waited for, however long they take: one of them may have
+    /// Syncs of other workers that began before this one ended are waited for, however long they take: one of them may have
     /// been told of the loss of what this one was to make durable. One whose worker nobody drives is given up after a while
     /// ([`crate::drive`]): if it failed, later flushes say so.
     pub async fn flush(&self, file: &File) -> Result<(), IoError> {

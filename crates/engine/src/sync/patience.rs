@@ -4,7 +4,7 @@
 //! worker, whose embedder may do something else for as long as it likes. A read can be repeated without harm, so whoever
 //! has waited for [`PATIENCE`] reads for itself.
 //!
-//! What can't be repeated is waited for as long as it may come ([`while_driven`]).
+//! Things that can't be repeated are waited for as long as it may come ([`while_driven`]).
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

@@ -65,7 +65,7 @@ const MAX_RUNS: usize = 1 << 15;
 /// The part of a file, as a divisor, that has to be forgotten before it is worth a look at all counts.
 const WORTH_A_LOOK: u64 = 16;
 
-/// What was forgotten of the free runs since the counts were looked at from the beginning.
+/// Free runs that were forgotten since the counts were looked at from the beginning.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Forgotten {
     /// Clusters of the longest run.

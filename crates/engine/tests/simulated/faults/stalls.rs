@@ -20,7 +20,7 @@ const LENGTHS: [u64; 8] = [1, 5, 29, 31, 45, 62, 120, 300];
 /// Steps of an operation's life at which the stall may begin.
 const STEPS: u64 = 90;
 
-/// What is under way when the stall begins.
+/// The request that is under way when the stall begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Write,
@@ -50,7 +50,7 @@ const OPERATIONS: [Operation; 11] = [
     Operation::RemoveBitmap,
 ];
 
-/// What stands still.
+/// The operation that stands still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stalled {
     /// One operation of the disk.
