@@ -215,7 +215,7 @@ fn images_of_qemu() {
     try_all(Side::Qemu, chosen().step_by(if tenth::is_whole() { 1 } else { 10 }).collect());
 }
 
-/// The matrix has no image twice, and each tenth of it every layout, cipher, key, mode and hash.
+/// The matrix has no image twice, and each tenth of it every layout, cipher, key, mode and hash that ten images have.
 #[test]
 fn a_tenth_leaves_nothing_out() {
     let whole = whole();
@@ -226,8 +226,10 @@ fn a_tenth_leaves_nothing_out() {
         let cells: Vec<&Cell> = whole.iter().skip(tenth).step_by(10).collect();
         for cell in &whole {
             for (index, part) in cell.parts().iter().enumerate() {
+                let has_part = |other: &Cell| other.parts()[index] == *part;
                 assert!(
-                    cells.iter().any(|other| other.parts()[index] == *part),
+                    whole.iter().filter(|other| has_part(other)).count() < 10
+                        || cells.iter().any(|other| has_part(other)),
                     "tenth {tenth}, {cell:?}: {part}"
                 );
             }

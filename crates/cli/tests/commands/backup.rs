@@ -1,6 +1,6 @@
 //! `zebu backup` and `zebu verify`.
 
-use crate::common::{Background, Scratch, noise, qemu, send, wait_for, words};
+use crate::common::{Background, Scratch, noise, qemu, send, wait_for, wait_until_landed, words};
 use rustix::process::Signal;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
@@ -164,6 +164,7 @@ fn interrupt(scratch: &Scratch, line: &str, signal: Signal) {
     });
     send(&child, signal);
     assert!(!child.wait().unwrap().success());
+    wait_until_landed(&scratch.file(".out.qcow2.zebu-partial"));
 }
 
 /// Makes the manifest that was left one of the first version, which does not tell what it is of.

@@ -4,6 +4,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -188,6 +189,20 @@ pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Waits until nothing that a killed `zebu` has sent to a file is under way: QEMU does not wait for it. The kernel's
+/// requests hold a lock of byte 99.
+#[track_caller]
+pub(crate) fn wait_until_landed(file: &Path) {
+    let Ok(found) = std::fs::metadata(file) else { return };
+    let inode = format!(":{}", found.ino());
+    wait_for("writes of a killed program that land", || {
+        // NUMBER: KIND MANDATE ACCESS PROCESS DEVICE:INODE FIRST LAST
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        let mut lines = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        !lines.any(|words| words.len() > 6 && words[5].ends_with(&inode) && words[6] == "99")
+    });
 }
 
 /// Waits until a program listens on `socket`, without a connection, which would be its first client.
