@@ -2,7 +2,7 @@
 
 use crate::patience::Patience;
 use crate::program::required;
-use crate::server::is_listening;
+use crate::server::{is_listening, kill_until_free};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -46,7 +46,7 @@ impl ForeignServer {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("the server starts");
         let mut server = Self { child, socket };
         let patience = Patience::begin();
-        while !is_listening(&server.socket) {
+        while !(server.socket.exists() && is_listening(&server.socket)) {
             let ended = server.child.try_wait().expect("our child");
             assert_eq!(ended, None, "the server has ended");
             patience.pause("the server listens");
@@ -67,7 +67,12 @@ impl ForeignServer {
 
 impl Drop for ForeignServer {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // Another may listen at the same place next.
+        if std::thread::panicking() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        } else {
+            kill_until_free(&mut self.child);
+        }
     }
 }

@@ -17,7 +17,7 @@ pub struct LongWait {
     pub what: &'static str,
     /// The file that it is about.
     pub file: PathBuf,
-    /// The worker that waits ([`Worker::id`]).
+    /// The worker that waits ([`Worker::id`](crate::Worker::id)).
     pub worker: usize,
     /// Its time until now.
     pub took: Duration,

@@ -301,9 +301,9 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     let dir = scratch.path();
     std::fs::write(dir.join("target.raw"), vec![0; 4 << 20]).unwrap();
     let server = ForeignServer::qemu(dir, "--shared=8 -f raw target.raw");
-    // The first answers come through, behind 588 bytes of an older QEMU's handshake. However requests are spread, one of
+    // The first answers come through. However requests are spread, one of
     // these connections breaks.
-    let faults = vec![Fault::CutAfter(700); 4];
+    let faults = vec![Fault::CutAfter(600); 4];
     let proxy = FaultProxy::start(&dir.join("proxy"), server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let writes: Vec<String> = (0..200).map(|number| format!("write -q -P 1 {} 512", number * 4096)).collect();
@@ -314,7 +314,7 @@ fn a_flush_fails_if_the_server_may_have_lost_what_it_answered() {
     assert!(proxy.connections() >= 2, "the fault was met: {out}");
     assert!(out.code != Some(0), "{out}");
     // Without unflushed changes, a broken connection is no reason to fail.
-    let faults = vec![Fault::CutAfter(700); 4];
+    let faults = vec![Fault::CutAfter(600); 4];
     let proxy = FaultProxy::start(&dir.join("proxy2"), server.socket(), faults);
     let options = format!("driver=nbd,server.path={}", proxy.path().display());
     let mut words = vec!["io", "--image-opts", &options];

@@ -42,8 +42,12 @@ impl Qcow2 {
     async fn set_l1_aside(&self, worker: &Worker) -> Result<()> {
         let l1 = self.map.l1();
         if !l1.has_room() {
-            self.space.set_metadata_aside(worker, l1.offset(), l1.table().len() as u64 * 8).await?;
-            l1.note_room();
+            // One of those that want it at once does it.
+            let _turn = self.space.hold_space().await;
+            if !l1.has_room() {
+                self.space.set_metadata_aside(worker, l1.offset(), l1.table().len() as u64 * 8).await?;
+                l1.note_room();
+            }
         }
         Ok(())
     }

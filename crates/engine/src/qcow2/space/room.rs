@@ -4,6 +4,7 @@
 //! what the guest gives back never becomes free.
 
 use crate::qcow2::space::HostSpace;
+use crate::sync::AsyncMutexGuard;
 use crate::{Error, ErrorKind, Result};
 use std::ops::Range;
 use zebu_storage::sabotage::{self, Fault};
@@ -27,6 +28,11 @@ impl HostSpace {
             Err(error) if error.kind() == ErrorKind::NoSpace => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Keeps others from taking and looking for space.
+    pub(crate) async fn hold_space(&self) -> AsyncMutexGuard<'_> {
+        self.space_mutex.lock().await
     }
 
     /// Sets room aside for the counts of `clusters` in refcount block `index`, once in each opening.
