@@ -23,7 +23,7 @@ pub(super) struct Job {
     pub(super) kind: Kind,
     /// How often in a round; 0: once, at the beginning.
     pub(super) weight: u32,
-    /// The least length of a run: the work is left out of shorter ones.
+    /// The least length of a run: work that runs once is left out of shorter runs.
     pub(super) worth_it: Duration,
 }
 
@@ -73,13 +73,7 @@ pub(super) const JOBS: &[Job] = &[
         1,
     ),
     seeds("encrypted in larger sectors, XTS", "torture::large_sectors::parts_of_sectors_in_xts", 1),
-    // A seed in some sixty finds a mixture of sectors that is not explained yet: for runs that somebody looks at.
-    Job {
-        name: "encrypted in larger sectors, CBC",
-        kind: Kind::Seeds { test: "torture::large_sectors::whole_sectors_in_cbc" },
-        weight: 1,
-        worth_it: Duration::from_secs(600),
-    },
+    seeds("encrypted in larger sectors, CBC", "torture::large_sectors::whole_sectors_in_cbc", 1),
     seeds("crashes of every image", "crash::replay::every_image_survives_crashes", 1),
     seeds("requests beside resizes", "crash::resizes::a_resize_is_alone", 1),
     seeds(

@@ -147,9 +147,9 @@ struct Queue<'a> {
 
 impl<'a> Queue<'a> {
     fn new(jobs: Vec<&'a Job>, total: Duration) -> Self {
+        let (mut once, often): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.weight == 0);
         // Where the time is short, the seeds matter more than what is the same in every run.
-        let worth_it = jobs.into_iter().filter(|job| total >= job.worth_it);
-        let (mut once, often): (Vec<_>, Vec<_>) = worth_it.partition(|job| job.weight == 0);
+        once.retain(|job| total >= job.worth_it);
         once.reverse();
         let rounds = often.iter().map(|job| job.weight).max().unwrap_or(0);
         let mut turns = Vec::new();

@@ -12,8 +12,8 @@ use zebu::storage::Worker;
 use zebu::{Access, Format, Image, Keys, OpenOptions, OpenedFile, ZeroMode};
 use zebu_luks::{CipherSpec, SectorCipher};
 use zebu_sim::{
-    Aside, Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimFileConfig,
-    SimRng, SimWorld, Tear,
+    Aside, Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimConfig,
+    SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu_storage::sabotage::{self, Fault};
 
@@ -124,7 +124,12 @@ impl Container {
     }
 
     fn world(&self, seed: u64, below: Below) -> SimWorld {
-        let world = SimWorld::new(seed);
+        let mut config = SimConfig::seeded(seed);
+        if below == Below::Blocks {
+            // The simulation splits at 512 bytes, and so a block that such a disk writes as a whole.
+            config.splits = 0;
+        }
+        let world = SimWorld::with_config(&config);
         world.file(FILE, self.content.clone(), below.config());
         world
     }
