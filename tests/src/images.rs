@@ -117,6 +117,11 @@ impl Shape {
             .collect()
     }
 
+    /// The number of the first shape of a version with one cluster size: tenths of matrices begin with different features.
+    pub fn first(version: u32, cluster: u64) -> usize {
+        (version + cluster.ilog2()) as usize
+    }
+
     /// Whether QEMU can make it (limits of the format, and a refcount of one bit can't count a second snapshot).
     pub fn is_legal(&self) -> bool {
         let needs_v3 = !matches!(

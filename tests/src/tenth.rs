@@ -19,6 +19,11 @@ pub fn has(number: usize) -> bool {
     tenth().is_none_or(|tenth| number % 10 == tenth)
 }
 
+/// The cases that this run has, of a matrix whose first case has this number.
+pub fn of<T>(cases: impl IntoIterator<Item = T>, first: usize) -> impl Iterator<Item = T> {
+    (first..).zip(cases).filter(|(number, _)| has(*number)).map(|(_, case)| case)
+}
+
 /// Tells whether this run has all cases.
 ///
 /// # Panics

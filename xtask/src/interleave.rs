@@ -135,7 +135,7 @@ fn parts(schedules: Schedules, scenario: &str) -> Outcome {
         // Shuttle's own: it counts for all that a part explores.
         command.env("SHUTTLE_RANDOM_SEED", seed.to_string());
     }
-    command.args(["--package", "zebu-storage", "--package", "zebu", "--lib"]);
+    command.arg("--lib");
     // One after the other: statics of the program are shared, and a lock of one exploration is nothing to another.
     command.arg("--").arg(format!("interleavings::{scenario}")).arg("--test-threads=1");
     run(&mut command)?;
@@ -152,7 +152,7 @@ fn engine(schedules: Schedules) -> Outcome<(f64, Part)> {
         if let Some(seed) = schedules.seed {
             command.env("ZEBU_SCHEDULE_SEED", seed.to_string());
         }
-        command.args(["--quiet", "--package", "zebu", "--test", "simulated"]);
+        command.args(["--quiet", "--test", "simulated"]);
         Ok(command)
     };
     run(of_engine()?.arg("--no-run"))?;
@@ -255,7 +255,8 @@ fn row(names: &[&str], runs: &[&Run]) -> String {
 /// A command that builds and runs tests with shuttle's locks and atomics.
 fn tests(schedules: Schedules) -> Outcome<Command> {
     let mut command = cargo();
-    command.args(["test", "--locked", "--target-dir"]);
+    // Both each time: with other packages, what they share has other features, and is built once more.
+    command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu", "--target-dir"]);
     command.arg(target_dir()?.join("interleave"));
     command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", schedules.count.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.

@@ -28,9 +28,9 @@ pub(crate) struct Timed {
 }
 
 impl Tests {
-    /// All tests. The steps of a commit are left to the torture run.
+    /// All tests.
     pub(crate) fn all(self) -> Outcome {
-        self.run(&[], &format!("not test(={STEPS_OF_A_COMMIT})"))
+        self.run(&[], &all())
     }
 
     /// The tests that show a mistake soonest.
@@ -38,9 +38,11 @@ impl Tests {
         self.run(&[], &format!("not package({BLACK_BOX}) and not test(/^(mutants|torture)::/)"))
     }
 
-    /// The watched tests, so many times each.
-    pub(crate) fn watched(self, times: u32) -> Outcome {
-        self.run(&["--stress-count", &times.to_string()], WATCHED)
+    /// The watched tests, so many times each, then all once: so many at once as a busy machine has processes.
+    pub(crate) fn under_load(self, at_once: usize, times: u32) -> Outcome {
+        let (at_once, times) = (at_once.to_string(), times.to_string());
+        self.run(&["--test-threads", &at_once, "--stress-count", &times], WATCHED)?;
+        self.run(&["--test-threads", &at_once], &all())
     }
 
     fn run(self, options: &[&str], filter: &str) -> Outcome {
@@ -63,6 +65,11 @@ impl Tests {
         self.qemu.tell(&mut command);
         run(self.tenth.tell(&mut command))
     }
+}
+
+/// The filter of all tests. The steps of a commit are left to the torture run.
+fn all() -> String {
+    format!("not test(={STEPS_OF_A_COMMIT})")
 }
 
 /// The name of each test, a line each: package, program and path.

@@ -124,13 +124,13 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     if tests.qemu == Qemu::Asked {
         run_tests.push(optional("QEMU's own tests, a selection", move || suite_of_qemu(tests.tenth)));
     }
-    run_tests.push(step("torture, three minutes", move || torture::slice(tests.qemu)));
     let compiled = vec![
         step("lints", lints),
         step("documentation", documentation),
         step("examples in documentation", || run(cargo_test().arg("--doc"))),
         step("chosen schedules", interleave::slice),
-        optional("oldest supported Rust", oldest_rust),
+        step("torture, two minutes", move || torture::slice(tests)),
+        optional("oldest supported Rust", move || oldest_rust(tests.tenth)),
         optional("packages and static binary", move || packages(tests.tenth)),
     ];
     let beside = vec![
@@ -306,6 +306,8 @@ fn documentation() -> Outcome {
 
 /// The tenth that has the packages.
 const TENTH_OF_PACKAGES: u64 = 0;
+/// The tenth that has the oldest Rust. Lints know in every run what the standard library lacked then.
+const TENTH_OF_OLDEST_RUST: u64 = 5;
 
 fn packages(tenth: Tenth) -> Outcome<Verdict> {
     toolchain::manifests_are_complete()?;
@@ -320,7 +322,10 @@ fn packages(tenth: Tenth) -> Outcome<Verdict> {
     }
 }
 
-fn oldest_rust() -> Outcome<Verdict> {
+fn oldest_rust(tenth: Tenth) -> Outcome<Verdict> {
+    if !tenth.has(TENTH_OF_OLDEST_RUST) {
+        return Ok(Verdict::Skipped(format!("checked with --tenth {TENTH_OF_OLDEST_RUST}, and by --long")));
+    }
     match toolchain::msrv_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => toolchain::msrv().map(|()| Verdict::Passed),

@@ -8,6 +8,8 @@ use zebu_bench::workspace::target_dir;
 
 /// Threads that never give their processor up.
 const SPINNERS: usize = 30;
+/// Tests at once.
+const AT_ONCE: usize = 16;
 /// Runs of each watched test.
 const TIMES: u32 = 20;
 /// The file that is written again and again, in MiB.
@@ -36,7 +38,7 @@ pub(crate) fn command(tests: Tests) -> Outcome {
             }
             Ok::<(), std::io::Error>(())
         });
-        let outcome = tests.watched(TIMES).and_then(|()| tests.all());
+        let outcome = tests.under_load(AT_ONCE, TIMES);
         over.store(true, Ordering::Relaxed);
         let wrote = writer.join().map_err(|_| "the writer panicked".to_owned());
         outcome.and(wrote?.map_err(|e| format!("{}: {e}", path.display())))

@@ -9,12 +9,14 @@ use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::tenth;
 
-/// Every shape of a version with one cluster size.
+/// A tenth of the shapes of a version with one cluster size.
 fn matrix(version: u32, cluster: u64) {
     let Some(qemu) = Qemu::find() else { return };
-    let mut random = Random::new(cluster ^ u64::from(version));
-    for shape in Shape::all(version, cluster) {
+    let shapes = (1..).zip(Shape::all(version, cluster));
+    for (number, shape) in tenth::of(shapes, Shape::first(version, cluster)) {
+        let mut random = Random::new(cluster ^ u64::from(version * 1000 + number));
         let scratch = Scratch::new("read");
         shape.make(&qemu, scratch.path(), random.bits());
         let expected = qemu.read_all(scratch.path(), IMAGE, None);

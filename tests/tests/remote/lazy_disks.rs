@@ -4,10 +4,9 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 use zebu_tests::foreign_server::ForeignServer;
 use zebu_tests::nbd_client::{Client, command};
-use zebu_tests::patience::wait_for;
+use zebu_tests::patience::{wait_for, wait_until};
 use zebu_tests::program::{Finished, find, run_in, zebu};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -227,18 +226,22 @@ fn a_hydration_goes_on_where_it_was_ended_and_leaves_an_image_that_stands_alone(
     let server = Server::start(dir, &options);
     let out = ctl(dir, &["hydrate-query", ""]).exits(1);
     assert!(out.stderr.contains("no hydration"), "{out}");
-    ctl(dir, &["hydrate", "--rate", "2M", ""]).ok();
+    let state = || -> serde_json::Value {
+        serde_json::from_str(&ctl(dir, &["hydrate-query", ""]).ok().stdout).unwrap()
+    };
+    let is_past_the_data = || state()["done"].as_u64().unwrap() > DATA;
+    // Many times as long as the cancellation takes.
+    ctl(dir, &["hydrate", "--rate", "1M", ""]).ok();
     let out = ctl(dir, &["hydrate", ""]).exits(1);
     assert!(out.stderr.contains("under way"), "{out}");
-    std::thread::sleep(Duration::from_secs(2));
+    wait_until("hydration of the data", is_past_the_data);
     ctl(dir, &["hydrate-cancel", ""]).ok();
-    let state = ctl(dir, &["hydrate-query", ""]).ok().stdout;
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    let state = state();
     let done = state["done"].as_u64().unwrap();
     assert!(state["status"] == "cancelled" && done > DATA && done < LEN - (4 << 20), "{state}");
     // One that is killed leaves no more behind than one that is cancelled.
-    ctl(dir, &["hydrate", "--rate", "4M", ""]).ok();
-    std::thread::sleep(Duration::from_secs(1));
+    ctl(dir, &["hydrate", "--rate", "1M", ""]).ok();
+    wait_until("hydration after the cancelled one", is_past_the_data);
     drop(server);
     for name in ["nbd.sock", "ctl.sock"] {
         let _ = std::fs::remove_file(dir.join(name));

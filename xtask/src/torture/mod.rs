@@ -6,7 +6,9 @@ mod record;
 mod report;
 
 use crate::all;
+use crate::nextest::Tests;
 use crate::run_log::Origin;
+use crate::tenth::Tenth;
 use crate::test_programs::Qemu;
 use clap::Args;
 pub(crate) use job::STEPS_OF_A_COMMIT;
@@ -56,26 +58,29 @@ pub(crate) struct TortureArgs {
     record: bool,
 }
 
-/// The part that every run of all checks has: the same seeds each time, so that what fails there is what a change did. Fresh
-/// seeds are for the runs that somebody looks at.
+/// The part that every run of all checks has. Each tenth has its own seeds, so that ten runs have ten times as many, and what
+/// fails can be repeated. Fresh seeds are for the runs that somebody looks at.
 ///
 /// One lane: it runs beside other work.
-pub(crate) fn slice(qemu: Qemu) -> Outcome {
-    fixed(3.0, Some(1), qemu)
+pub(crate) fn slice(tests: Tests) -> Outcome {
+    let seed = match tests.tenth {
+        Tenth::One(number) => number + 1,
+        Tenth::All => 1,
+    };
+    fixed(2.0, Some(1), seed, tests.qemu)
 }
 
-/// More of the same seeds.
+/// More seeds.
 pub(crate) fn long_slice(qemu: Qemu) -> Outcome {
-    fixed(5.0, None, qemu)
+    fixed(5.0, None, 1, qemu)
 }
 
-fn fixed(minutes: f64, lanes: Option<usize>, qemu: Qemu) -> Outcome {
-    const SEED: u64 = 1;
+fn fixed(minutes: f64, lanes: Option<usize>, seed: u64, qemu: Qemu) -> Outcome {
     command(&TortureArgs {
         hours: 0.0,
         minutes,
         lanes,
-        seed: Some(SEED),
+        seed: Some(seed),
         only: Vec::new(),
         skip_qemu: qemu == Qemu::LeftOut,
         out: PathBuf::from("target/torture-report"),
@@ -111,7 +116,7 @@ pub(crate) fn command(args: &TortureArgs) -> Outcome {
     let total = Duration::from_secs_f64(time);
     println!("{lanes} lanes, {:.1} minutes, seed {seed}", time / 60.0);
     let report = Mutex::new(Report::new(origin, seed, lanes));
-    let queue = Mutex::new(Queue::new(chosen, total));
+    let queue = Mutex::new(Queue::new(chosen, total, seed));
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..lanes {
@@ -146,7 +151,8 @@ struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    fn new(jobs: Vec<&'a Job>, total: Duration) -> Self {
+    /// Short runs with other seeds begin with other jobs.
+    fn new(jobs: Vec<&'a Job>, total: Duration, seed: u64) -> Self {
         let (mut once, often): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.weight == 0);
         // Where the time is short, the seeds matter more than what is the same in every run.
         once.retain(|job| total >= job.worth_it);
@@ -156,7 +162,8 @@ impl<'a> Queue<'a> {
         for round in 0..rounds {
             turns.extend(often.iter().filter(|job| job.weight > round));
         }
-        Self { once, turns, pieces: 0, turn: 0 }
+        let turn = seed.wrapping_mul(7) as usize % turns.len().max(1);
+        Self { once, turns, pieces: 0, turn }
     }
 
     fn next(&mut self) -> Option<(u64, &'a Job)> {
