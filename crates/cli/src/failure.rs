@@ -215,18 +215,13 @@ pub(crate) fn errno_text(errno: i32) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-/// Whether an image is locked by writes alone, whose process is gone.
-pub(crate) fn is_held_by_writes(error: &zebu::Error) -> bool {
-    error.kind() == ErrorKind::Locked && error.message().contains("may still land")
-}
-
 /// The remedy for a user of the command: the library knows no options.
 fn remedy(error: &zebu::Error) -> String {
     let text = error.message();
     let known = match error.kind() {
         // Whatever the reason was: it does not help to try again.
         _ if error.remedy() == Some(&Remedy::RepairLeaks) => " (zebu check -r leaks)",
-        ErrorKind::Locked if is_held_by_writes(error) => " (try again when the disk has answered)",
+        ErrorKind::Locked if error.remedy() == Some(&Remedy::WaitForWrites) => " (try again when the disk has answered)",
         ErrorKind::Locked => " (stop that program first)",
         ErrorKind::ForeignFormat => " (-f raw)",
         ErrorKind::ReferenceRefused => return reference_remedy(error.remedy()),

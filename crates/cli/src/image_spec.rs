@@ -1,12 +1,12 @@
 //! How a command opens one image.
 
-use crate::failure::{Failure, is_held_by_writes};
+use crate::failure::Failure;
 use crate::graph::{Description, Filter};
 use crate::program;
 use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
 use std::path::PathBuf;
-use zebu::{Access, ErrorKind, OpenOptions, ZeroMode};
+use zebu::{Access, ErrorKind, OpenOptions, Remedy, ZeroMode};
 
 /// How a command opens one image, once everything on the command line has been looked at.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ impl ImageSpec {
                 " (zebu rebase -u -F raw names the format in the image above it)".to_owned()
             }
             ErrorKind::Locked
-                if !is_held_by_writes(error)
+                if error.remedy() != Some(&Remedy::WaitForWrites)
                     && self.force_share == ForceShare::Offered
                     && self.options.access == Access::ReadOnly =>
             {

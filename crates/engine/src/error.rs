@@ -249,12 +249,15 @@ impl From<IoError> for Error {
         let kind = match e.kind {
             IoErrorKind::Os(errno::ENOSPC | errno::EDQUOT | errno::EFBIG) => ErrorKind::NoSpace,
             IoErrorKind::FlushFailedBefore => ErrorKind::Poisoned,
-            IoErrorKind::Locked => ErrorKind::Locked,
+            IoErrorKind::Locked | IoErrorKind::LockedByWrites => ErrorKind::Locked,
             IoErrorKind::Unsupported => ErrorKind::Unsupported,
             IoErrorKind::Escapes => ErrorKind::ReferenceRefused,
             _ => ErrorKind::Io,
         };
         let mut error = Error::new(kind, e.to_string()).with_errno(e.errno());
+        if e.kind == IoErrorKind::LockedByWrites {
+            error.0.remedy = Some(Remedy::WaitForWrites);
+        }
         error.0.source = Some(e);
         error
     }

@@ -45,4 +45,6 @@ pub enum Remedy {
     EnableBitmap,
     /// [`crate::OpenOptions::format`] with [`crate::Format::Raw`].
     NameFormatRaw,
+    /// Another try once the disk has answered: until then, writes of a program that is gone may land.
+    WaitForWrites,
 }

@@ -44,6 +44,8 @@ pub enum IoErrorKind {
     FlushFailedBefore,
     /// Another program holds a lock that excludes this use.
     Locked,
+    /// Writes of a program that is gone may still land: it holds a lock until they have.
+    LockedByWrites,
     /// The file cannot do this (fallocate mode, resize of a device, O_DIRECT, ...).
     Unsupported,
     /// Not a regular file or block device.
@@ -98,6 +100,7 @@ impl IoError {
                 "an earlier flush failed or a change was given up, so what is on disk is unknown until it is opened again".to_owned()
             }
             (IoErrorKind::Locked, None) => "it is in use by another process".to_owned(),
+            (IoErrorKind::LockedByWrites, None) => "writes of a process that is gone may still land".to_owned(),
             (IoErrorKind::Unsupported, None) => "the file does not support this".to_owned(),
             (IoErrorKind::NotAFile, None) => "not a regular file or block device".to_owned(),
             (IoErrorKind::Escapes, None) => {
@@ -111,7 +114,7 @@ impl IoError {
         match self.kind {
             IoErrorKind::Os(e) => e,
             IoErrorKind::FlushFailedBefore => libc::EIO,
-            IoErrorKind::Locked => libc::EAGAIN,
+            IoErrorKind::Locked | IoErrorKind::LockedByWrites => libc::EAGAIN,
             IoErrorKind::Unsupported => libc::EOPNOTSUPP,
             IoErrorKind::NotAFile => libc::EINVAL,
             IoErrorKind::Escapes => libc::EXDEV,

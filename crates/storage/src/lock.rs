@@ -402,7 +402,7 @@ mod tests {
         let ring = left_by_the_dead(&path);
         let flags = OpenFlags { access: Access::ReadWrite, lock: LockMode::Write, ..OpenFlags::default() };
         let error = File::open(&path, &flags).unwrap_err();
-        assert_eq!(error.kind, IoErrorKind::Locked);
+        assert_eq!(error.kind, IoErrorKind::LockedByWrites);
         let text = error.to_string();
         assert!(text.contains("writes of a process that is gone may still land"), "{text}");
         drop(ring);

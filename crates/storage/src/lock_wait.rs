@@ -33,7 +33,7 @@ impl LockWait {
     /// Waits until `is_over`. `what` is the lock that was refused, in QEMU's words.
     ///
     /// # Errors
-    /// [`IoErrorKind::Locked`]: the patience is at its end. Those of `is_over`.
+    /// [`IoErrorKind::LockedByWrites`]: the patience is at its end. Those of `is_over`.
     pub(crate) fn until(
         &self,
         path: &Path,
@@ -53,7 +53,7 @@ impl LockWait {
             if goes_on(start.elapsed()).is_break() {
                 let detail =
                     format!("{what}: writes of a process that is gone may still land [{}]", path.display());
-                return Err(IoError::of_file(Op::Lock, IoErrorKind::Locked, path).with_detail(detail));
+                return Err(IoError::of_file(Op::Lock, IoErrorKind::LockedByWrites, path).with_detail(detail));
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(longest);
