@@ -175,6 +175,19 @@ impl Server {
         Self::spawn(command, socket)
     }
 
+    /// As [`Server::start`], run by timeout(1), which passes signals on.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn start_under_timeout(dir: &Path, options: &str) -> Self {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(find("timeout").expect("timeout"));
+        command.arg(LONGEST.as_secs().to_string()).arg(zebu_program());
+        command.arg("serve").arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.args(options.split_whitespace()).current_dir(dir);
+        Self::spawn(command, socket)
+    }
+
     /// As [`Server::start`], as the leader of a session with a terminal.
     ///
     /// # Panics

@@ -5,16 +5,64 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Signals that ask a command to end.
 const STOP: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
+/// How long a signal counts as the same one: `timeout`, shells and terminals send it to the process and to its group.
+const SAME: Duration = Duration::from_secs(1);
+
+/// The answer to a signal that asks a command or a server to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It begins to end in good order.
+    Begin,
+    /// Nothing more.
+    Wait,
+    /// The process ends at once.
+    EndAtOnce,
+}
+
+/// The signals that have asked a process to end.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// When the first SIGINT or SIGTERM came.
+    first: Option<Instant>,
+}
+
+impl Asked {
+    /// The answer to `signal`, which comes `now`.
+    pub(crate) fn answer(&mut self, signal: i32, now: Instant) -> Answer {
+        let first = self.first;
+        if signal != SIGHUP {
+            self.first.get_or_insert(now);
+        }
+        match first {
+            None => Answer::Begin,
+            // A terminal that closes insists on nothing.
+            Some(at) if signal == SIGHUP || now.duration_since(at) < SAME => Answer::Wait,
+            Some(_) => Answer::EndAtOnce,
+        }
+    }
+}
 
 /// The signals that ask this process to end. Those that whoever started it has it ignore are left alone: SIGHUP under
 /// nohup, SIGINT for a job that a script has put into the background.
 pub(crate) fn stop_signals() -> Vec<i32> {
-    // Without /proc none of them counts as ignored, which is what they are by default.
-    let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored_of(&status));
+    let ignored = ignored();
     STOP.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).collect()
+}
+
+/// The signals that ask a server to end: SIGHUP is left alone under nohup, the others are not.
+pub(crate) fn signals_of_servers() -> Vec<i32> {
+    let ignored = ignored();
+    STOP.into_iter().filter(|signal| *signal != SIGHUP || ignored & (1 << (signal - 1)) == 0).collect()
+}
+
+/// The signals that whoever started this process had it ignore.
+fn ignored() -> u64 {
+    // Without /proc none of them counts as ignored, which is what they are by default.
+    std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored_of(&status))
 }
 
 /// Whether a signal that nothing else handles ends the process, after a question has handled it.
@@ -102,6 +150,24 @@ pub(crate) fn survive_size_limit() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_sent_twice_is_one_and_a_later_one_insists() {
+        let began = Instant::now();
+        let soon = began + Duration::from_millis(5);
+        for signal in STOP {
+            for second in [SIGINT, SIGTERM] {
+                let mut asked = Asked::default();
+                assert_eq!(asked.answer(signal, began), Answer::Begin);
+                if signal == SIGHUP {
+                    assert_eq!(asked.answer(second, began), Answer::Begin);
+                }
+                assert_eq!(asked.answer(second, soon), Answer::Wait);
+                assert_eq!(asked.answer(SIGHUP, soon + SAME), Answer::Wait);
+                assert_eq!(asked.answer(second, began + SAME), Answer::EndAtOnce);
+            }
+        }
+    }
 
     #[test]
     fn ignored_signals_are_read_from_the_status() {

@@ -2,7 +2,7 @@
 
 use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::progress_bar::{Pace, Shown, line};
-use crate::stop_signals::{stop_signals, take_over_signals};
+use crate::stop_signals::{Answer, Asked, stop_signals, take_over_signals};
 use crate::values::OutputFormat;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
@@ -134,30 +134,6 @@ struct JsonLine {
     seconds_left: Option<u64>,
 }
 
-/// How long a signal counts as the same one: `timeout`, shells and terminals send it to the process and to its group.
-const SAME: Duration = Duration::from_secs(1);
-
-/// The answer to a signal that asks the command to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
-    /// The job's switch is thrown, and it ends when its requests in flight have completed.
-    Cancel,
-    /// Nothing more.
-    Wait,
-    /// The process ends at once.
-    End,
-}
-
-/// The answer to `signal`; `asked`: how long ago the first SIGINT or SIGTERM came.
-fn answer(signal: i32, asked: Option<Duration>) -> Answer {
-    match asked {
-        None => Answer::Cancel,
-        // A terminal that closes insists on nothing.
-        Some(ago) if signal == SIGHUP || ago < SAME => Answer::Wait,
-        Some(_) => Answer::End,
-    }
-}
-
 /// Watches one job. While it lives, SIGHUP, SIGINT and SIGTERM throw the job's switch, unless they were ignored when the
 /// program was started, and SIGUSR1 prints how far it is.
 pub(crate) struct Watch {
@@ -197,23 +173,20 @@ impl Watch {
             let cancel = cancel.clone();
             let shared = Arc::clone(&shared);
             let watch = move || {
-                let mut asked: Option<Instant> = None;
+                let mut asked = Asked::default();
                 for signal in &mut signals {
                     if signal == SIGUSR1 {
                         let _ = writeln!(std::io::stderr(), "    ({:.2}/100%)", shared.load().percent());
                         continue;
                     }
-                    match answer(signal, asked.map(|at| at.elapsed())) {
-                        Answer::Cancel => cancel.cancel(),
+                    match asked.answer(signal, Instant::now()) {
+                        Answer::Begin => cancel.cancel(),
                         Answer::Wait => {}
-                        Answer::End => {
+                        Answer::EndAtOnce => {
                             ending.store(true, Ordering::SeqCst);
                             remove_unfinished_files();
                             std::process::exit(i32::from(EXIT_INTERRUPTED));
                         }
-                    }
-                    if signal != SIGHUP {
-                        asked.get_or_insert_with(Instant::now);
                     }
                 }
             };
@@ -406,19 +379,6 @@ impl Painter {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_signal_sent_twice_is_one_and_a_later_one_insists() {
-        use signal_hook::consts::{SIGINT, SIGTERM};
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            assert_eq!(answer(signal, None), Answer::Cancel);
-            assert_eq!(answer(signal, Some(Duration::from_millis(5))), Answer::Wait);
-        }
-        for signal in [SIGINT, SIGTERM] {
-            assert_eq!(answer(signal, Some(SAME)), Answer::End);
-        }
-        assert_eq!(answer(SIGHUP, Some(Duration::from_secs(9))), Answer::Wait);
-    }
 
     #[test]
     fn percentages_are_bounded() {

@@ -128,7 +128,27 @@ fn what_was_acknowledged_is_there_and_nobody_waits_for_an_answer_in_vain() {
     }
 }
 
-/// timeout(1) and supervisors signal a process and its group, so that two signals come at once.
+/// Signals that come together, as timeout(1), supervisors and wrappers send them to a process and its group. They are
+/// different ones: of the same kind, one may be all that comes. None is taken before the others are there.
+const TOGETHER: [Signal; 5] = [Signal::STOP, Signal::TERM, Signal::INT, Signal::HUP, Signal::CONT];
+/// Blocks that a client writes and never flushes: enough that some are in memory only.
+const UNFLUSHED: u64 = 64;
+
+fn write_unflushed(client: &mut Client) {
+    for block in 0..UNFLUSHED {
+        assert_eq!(client.write(0, block * BLOCK as u64, &content(block)).unwrap(), 0);
+    }
+}
+
+fn has_unflushed(qemu: &Qemu, dir: &Path, image: &str) {
+    qemu.check_clean(dir, image).unwrap();
+    let disk = qemu.read_all(dir, image, None);
+    for block in 0..UNFLUSHED {
+        let at = block as usize * BLOCK;
+        assert!(disk[at..at + BLOCK] == content(block), "block {block} is lost");
+    }
+}
+
 #[test]
 fn signals_that_come_together_end_qemu_nbd_in_good_order() {
     let Some(qemu) = Qemu::find() else { return };
@@ -144,19 +164,74 @@ fn signals_that_come_together_end_qemu_nbd_in_good_order() {
         assert_eq!(server.try_wait().unwrap(), None, "the server does not start");
         Client::open(&socket, "").ok()
     });
-    for block in 0..64 {
-        assert_eq!(client.write(0, block * BLOCK as u64, &content(block)).unwrap(), 0);
-    }
+    write_unflushed(&mut client);
     let pid = rustix::process::Pid::from_raw(server.id().cast_signed()).expect("a number");
-    // Different ones: of the same kind, one may be all that comes. None is taken before the others are there.
-    for signal in [Signal::STOP, Signal::TERM, Signal::INT, Signal::HUP, Signal::CONT] {
+    for signal in TOGETHER {
         rustix::process::kill_process(pid, signal).unwrap();
     }
     assert_eq!(server.wait().unwrap().code(), Some(0));
-    qemu.check_clean(dir, IMAGE).unwrap();
-    let disk = qemu.read_all(dir, IMAGE, None);
-    for block in 0..64 {
-        let at = block as usize * BLOCK;
-        assert!(disk[at..at + BLOCK] == content(block), "block {block} is lost");
+    has_unflushed(&qemu, dir, IMAGE);
+}
+
+#[test]
+fn signals_that_come_together_end_a_server_in_good_order() {
+    let Some(qemu) = Qemu::find() else { return };
+    let mut kinds = vec!["", "--no-sandbox", "--isolate"];
+    if zebu_tests::program::is_root() && Path::new("/dev/fuse").exists() {
+        kinds.push("--fuse disk.raw");
+    }
+    for kind in kinds {
+        let scratch = Scratch::new("ends-twice");
+        let dir = scratch.path();
+        zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+        let server = Server::start(dir, &format!("{kind} -f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        write_unflushed(&mut client);
+        for signal in TOGETHER {
+            server.signal(signal);
+        }
+        let (code, said) = server.wait();
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{kind}");
+        has_unflushed(&qemu, dir, IMAGE);
+    }
+}
+
+/// timeout(1) sends its signal to the process, and to its own group a moment later.
+#[test]
+fn a_server_under_timeout_ends_in_good_order() {
+    let Some(qemu) = Qemu::find() else { return };
+    for kind in ["", "--isolate"] {
+        let scratch = Scratch::new("ends-timeout");
+        let dir = scratch.path();
+        zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+        let server = Server::start_under_timeout(dir, &format!("{kind} -f qcow2 {IMAGE}"));
+        let mut client = Client::open(server.socket(), "").unwrap();
+        write_unflushed(&mut client);
+        let (code, said) = server.end_by(Signal::TERM);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{kind}");
+        has_unflushed(&qemu, dir, IMAGE);
+    }
+}
+
+/// One signal after the other: the first that comes a second after the first one insists.
+#[test]
+fn a_person_who_insists_ends_a_server_at_once() {
+    for kind in ["", "--isolate"] {
+        let scratch = Scratch::new("ends-at-once");
+        let dir = scratch.path();
+        zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+        let mut server = Server::start(dir, &format!("{kind} -f qcow2 {IMAGE}"));
+        // A client that does not take its reply holds up the end.
+        let mut client = Client::open(server.socket(), "").unwrap();
+        write_unflushed(&mut client);
+        client.say(&client.header(0, command::READ, 1, 0, 32 << 20)).unwrap();
+        client.take(4).unwrap();
+        let (code, said) = wait_for("it ends", || {
+            server.signal(Signal::TERM);
+            server.has_ended()
+        });
+        assert_eq!(code, Some(1), "{kind}: {said}");
+        assert!(said.contains("ended at once by a second signal"), "{kind}: {said}");
+        assert!(said.contains("bytes were written since the last flush"), "{kind}: {said}");
     }
 }

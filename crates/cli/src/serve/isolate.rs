@@ -1,19 +1,19 @@
 //! A process for each export (`--isolate`), and the one that starts them: it takes nothing from clients, tells the others of
 //! signals, and tells its user when one of them has ended.
 //!
-//! Signals go on as bytes over a pipe. A terminal or a service manager may signal all processes at once; each of these
-//! must take it once, since a second one ends a server at once. They are in process groups of their own, and don't count
-//! what comes as a signal (`signals.rs`). The pipe's end, as when this process was killed, ends them in good order.
+//! Signals go on as bytes over a pipe, each the number of one. A terminal or a service manager may signal all processes at
+//! once; each of these must take it once, since a second one may end a server at once. They are in process groups of their
+//! own, and what comes as a signal insists on nothing (`signals.rs`). The pipe's end, as when this process was killed, ends
+//! them in good order.
 
-use super::signals::{FROM_STARTER, is_ignored};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::output::printable::printable;
 use crate::output::stdout;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::low_level::pipe;
+use crate::stop_signals::signals_of_servers;
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,8 +28,8 @@ const READY: &str = "ready";
 enum Event {
     /// Clients of this one can connect.
     Ready,
-    /// A signal has come.
-    Signal,
+    /// This signal has come.
+    Signal(i32),
     /// One has ended.
     Ended(usize, io::Result<ExitStatus>),
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(names: &[String]) -> Result<u8, Failure> {
     let mut group = Group::default();
     let started = names.iter().enumerate().try_for_each(|(number, name)| group.start(number, name, &sender));
     if let Err(failure) = started {
-        group.end();
+        group.end(SIGTERM);
         group.wait(&events);
         return Err(failure);
     }
@@ -55,16 +55,14 @@ pub(crate) fn run(names: &[String]) -> Result<u8, Failure> {
 
 /// Has the signals that end a server come as events.
 fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
-    let (mut signals, theirs) = UnixStream::pair()?;
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        if signal != SIGHUP || !is_ignored(SIGHUP) {
-            pipe::register(signal, theirs.try_clone()?)?;
-        }
-    }
+    let mut signals = Signals::new(signals_of_servers())?;
     let events = events.clone();
     let forward = move || {
-        let mut byte = [0];
-        while signals.read_exact(&mut byte).is_ok() && events.send(Event::Signal).is_ok() {}
+        for signal in &mut signals {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
     };
     Builder::new().name("zebu-signals".to_owned()).spawn(forward).map(drop)
 }
@@ -84,7 +82,7 @@ struct Group {
 /// A process, as the one that started it has it.
 struct Member {
     name: String,
-    /// A byte for each signal.
+    /// A byte for each signal: its number.
     told: ChildStdin,
 }
 
@@ -108,7 +106,7 @@ impl Group {
         while self.left > 0 {
             match events.recv() {
                 Ok(Event::Ready) => self.is_ready(),
-                Ok(Event::Signal) => self.end(),
+                Ok(Event::Signal(signal)) => self.end(signal),
                 Ok(Event::Ended(number, status)) => self.has_ended(number, &status),
                 Err(_) => return,
             }
@@ -122,16 +120,16 @@ impl Group {
             && let Err(failure) = stdout::print(&format!("{READY}\n"))
         {
             self.failure = Some(failure);
-            self.end();
+            self.end(SIGTERM);
         }
     }
 
-    /// Tells all of a signal: the first ends them in good order, the second at once.
-    fn end(&mut self) {
+    /// Tells all of a signal, which they answer as one of their own.
+    fn end(&mut self, signal: i32) {
         self.is_ending = true;
         for member in &mut self.members {
             // One that has ended takes no more.
-            let _ = member.told.write_all(&[FROM_STARTER]);
+            let _ = member.told.write_all(&[signal as u8]);
         }
     }
 
@@ -159,7 +157,7 @@ impl Group {
         if !self.is_ending && !are_all_ready {
             // As without --isolate: all images are served, or none.
             self.failure.get_or_insert(Failure::silent(EXIT_FAILURE));
-            self.end();
+            self.end(SIGTERM);
         }
     }
 }
