@@ -219,3 +219,72 @@ fn mounting_over_what_is_no_file_is_refused() {
     let out = zebu(dir, ["serve", "--fuse", "nosuch/file", "-f", "qcow2", IMAGE]).exits(1);
     assert!(out.stderr.contains("nosuch/file"), "{out}");
 }
+
+/// A disk as full as it gets, as when it is wiped: what fits is written (write(2)).
+#[test]
+fn a_write_across_the_end_writes_what_fits() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    let size = 2 * MIB + 65536;
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, &size.to_string()]).ok();
+    let server = serve(dir, "");
+    let file = OpenOptions::new().read(true).write(true).open(dir.join(FILE)).unwrap();
+    file.write_all_at(&vec![0x5a; size as usize], 0).unwrap();
+    for (before, len) in [(65536, MIB), (4096, 8192), (512, 1024), (1, 2), (3, 3)] {
+        let written = file.write_at(&vec![0; len as usize], size - before).unwrap();
+        assert_eq!(written as u64, before, "{len} bytes at {before} before the end");
+    }
+    let at_end = file.write_at(&[0; 2], size).unwrap_err();
+    assert_eq!(at_end.raw_os_error(), Some(libc::ENOSPC));
+    let mut content = vec![1; size as usize];
+    file.read_exact_at(&mut content, 0).unwrap();
+    let kept = (2 * MIB) as usize;
+    assert!(
+        content[..kept].iter().all(|byte| *byte == 0x5a) && content[kept..].iter().all(|byte| *byte == 0)
+    );
+    drop(file);
+    server.stop();
+}
+
+#[test]
+fn a_second_server_is_refused_where_an_image_is_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new("fuse");
+    let dir = scratch.path();
+    for image in [IMAGE, "other.qcow2"] {
+        zebu(dir, ["create", "-q", "-f", "qcow2", image, "1M"]).ok();
+    }
+    std::os::unix::fs::symlink(FILE, dir.join("link")).unwrap();
+    let server = serve(dir, "");
+    for path in [FILE, "link"] {
+        let out = zebu(dir, ["serve", "--fuse", path, "-f", "qcow2", "other.qcow2"]).exits(1);
+        assert!(out.stderr.contains("an image is mounted there already"), "{out}");
+        assert!(is_mounted(&dir.join(FILE)));
+    }
+    server.stop();
+    // Nothing of it stays in the way.
+    serve(dir, "").stop();
+}
+
+#[test]
+fn a_mount_that_somebody_else_took_away_is_told_of() {
+    if !can_mount() {
+        return;
+    }
+    for options in ["", "--no-sandbox"] {
+        let scratch = Scratch::new("fuse");
+        let dir = scratch.path();
+        zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+        let server = serve(dir, options);
+        run(dir, &format!("umount {FILE}"));
+        server.wait_for_words("was unmounted by somebody else");
+        let said = server.stop_with_messages();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(!dir.join(FILE).exists());
+    }
+}

@@ -52,6 +52,7 @@ impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         let files = std::mem::take(&mut self.files);
         if let Some(unmounter) = self.unmounter.take() {
+            files.iter().for_each(FuseMount::expect_unmount);
             for line in unmounter.unmount() {
                 self.args.log().write(Level::Warning, format_args!("{line}"));
             }

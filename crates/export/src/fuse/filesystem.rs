@@ -34,6 +34,15 @@ const ZERO_RANGE: i32 = 16;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
+/// Why a file is no longer served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It was told to stop, or could not go on.
+    Stopped,
+    /// It was unmounted.
+    Unmounted,
+}
+
 /// An image as a file.
 pub(super) struct ImageFile {
     export: Arc<Export>,
@@ -53,27 +62,39 @@ impl ImageFile {
 
     /// Does what the kernel asks until the file is unmounted, or until it is told to stop. Requests that it took may go on
     /// afterwards.
-    pub(super) async fn serve(self, seat: Seat, device: Socket, account: Account, stop: Stop) {
+    pub(super) async fn serve(self, seat: Seat, device: Socket, account: Account, stop: Stop) -> Ended {
         let (export, log) = (Arc::clone(&self.export), self.log.clone());
-        if let Err(error) = self.serve_until(seat, device, account, stop).await {
+        self.serve_until(seat, device, account, stop).await.unwrap_or_else(|error| {
             let name = export.name();
             log.write(Level::Error, format_args!("the file of '{name}' can't be served: {error}"));
-        }
+            Ended::Stopped
+        })
     }
 
-    async fn serve_until(self, seat: Seat, device: Socket, account: Account, stop: Stop) -> io::Result<()> {
+    async fn serve_until(
+        self,
+        seat: Seat,
+        device: Socket,
+        account: Account,
+        stop: Stop,
+    ) -> io::Result<Ended> {
         let mut requests = Requests::new(&seat.worker, &device)?;
         let limit = InflightLimit::new(Load { requests: usize::MAX, bytes: MAX_BYTES }, account);
         let server = FileServer { file: self, seat, limit: Arc::new(limit), next: Cell::new(0) };
         // What is taken and waits for memory in the end is answered with an error.
         // Where more is always there, `or` would never look at the switch.
-        while !stop.is_thrown() && stop.or(server.take_some(&mut requests)).await.transpose()? == Some(true) {
+        while !stop.is_thrown() {
+            match stop.or(server.take_some(&mut requests)).await.transpose()? {
+                Some(true) => {}
+                Some(false) => return Ok(Ended::Unmounted),
+                None => break,
+            }
             match stop.or(requests.wait()).await {
                 Some(result) => result?,
                 None => break,
             }
         }
-        Ok(())
+        Ok(Ended::Stopped)
     }
 
     fn is_read_only(&self) -> bool {
@@ -124,7 +145,7 @@ impl FileServer {
         Ok(true)
     }
 
-    async fn start(&self, Request { ask, .. }: Request, answer: Answer, data: IoBuf, memory: u64) {
+    async fn start(&self, Request { ask, .. }: Request, answer: Answer, mut data: IoBuf, memory: u64) {
         let file = &self.file;
         match ask {
             Ask::Forget => answer.none(),
@@ -157,6 +178,11 @@ impl FileServer {
             Ask::Write { .. } | Ask::Fallocate { .. } if file.is_read_only() => answer.error(Errno::ROFS),
             Ask::Write { len, .. } if data.len() != len as usize => answer.error(Errno::INVAL),
             Ask::Write { offset, .. } => {
+                // Of what crosses the end, a disk takes what fits (write(2)).
+                let fits = file.size().saturating_sub(offset);
+                if (1..data.len() as u64).contains(&fits) {
+                    data = data.split_to(fits as usize);
+                }
                 let work = move |job: Job| job.write(answer, offset, data);
                 self.run(RequestKind::Write, memory, work).await;
             }

@@ -4,6 +4,8 @@ mod device;
 mod extents;
 mod filesystem;
 mod mount;
+mod mount_table;
 mod wire;
 
 pub use mount::{FuseConfig, FuseMount};
+pub use mount_table::{MountedOver, mounted_over};

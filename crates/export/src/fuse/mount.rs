@@ -1,7 +1,8 @@
 //! Mounting an image over a file.
 
 use super::device::MAX_WRITE;
-use super::filesystem::ImageFile;
+use super::filesystem::{Ended, ImageFile};
+use super::mount_table::mounted_over;
 use crate::error::ExportError;
 use crate::export::Export;
 use crate::log::{Level, Log};
@@ -22,6 +23,8 @@ use zebu_storage::Socket;
 
 /// Requests of one file that the kernel may have under way without anybody waiting for each.
 const BACKGROUND: u16 = 256;
+/// What the type of these mounts is called after `fuse.`.
+const SUBTYPE: &str = "zebu";
 
 /// How an image is mounted.
 #[derive(Debug, Clone)]
@@ -71,6 +74,8 @@ pub struct FuseMount {
     session: Option<Session<Handshake>>,
     /// Tells the task that serves to end.
     stop: Stop,
+    /// Thrown before it is unmounted.
+    ending: Stop,
     /// Disconnected when it did.
     ended: Option<Receiver<()>>,
     path: PathBuf,
@@ -85,7 +90,7 @@ impl FuseMount {
     /// it is served ([`FuseMount::serve`]).
     ///
     /// # Errors
-    /// The file can't be made or mounted over.
+    /// The file can't be made or mounted over, or another image is mounted there.
     pub fn over(path: &Path, export: &Arc<Export>, config: FuseConfig) -> Result<Self, ExportError> {
         let fail = |source: io::Error| failure(export, path, source);
         let is_ours = match File::create_new(path) {
@@ -93,10 +98,20 @@ impl FuseMount {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(fail(error)),
         };
+        let is_zebu = |path: PathBuf| {
+            mounted_over(&path).is_some_and(|over| over.file_system == format!("fuse.{SUBTYPE}"))
+        };
+        // Before anything else is asked of it, which could wait for it to be served.
+        if !is_ours && fs::canonicalize(path).is_ok_and(is_zebu) {
+            let why =
+                "an image is mounted there already: give another file, or end the server that serves it";
+            return Err(fail(io::Error::new(io::ErrorKind::AlreadyExists, why)));
+        }
         let mut mount = Self {
             export: Arc::clone(export),
             session: None,
             stop: Stop::default(),
+            ending: Stop::default(),
             ended: None,
             path: path.to_owned(),
             is_ours,
@@ -111,7 +126,7 @@ impl FuseMount {
         let mut options = Config::default();
         options.mount_options = vec![
             MountOption::FSName(export.image().path().display().to_string()),
-            MountOption::Subtype("zebu".to_owned()),
+            MountOption::Subtype(SUBTYPE.to_owned()),
             MountOption::NoSuid,
             MountOption::NoDev,
             MountOption::DefaultPermissions,
@@ -153,14 +168,20 @@ impl FuseMount {
             failure(&self.export, &self.path, full)
         })?;
         let file = ImageFile::new(&self.export, &pool.handle(), pool.threads(), &self.log);
-        let stop = self.stop.clone();
+        let (stop, ending) = (self.stop.clone(), self.ending.clone());
+        let (path, log) = (self.path.clone(), self.log.clone());
         // Whatever ends the task drops the sender.
         let (running, ended) = channel();
         self.ended = Some(ended);
         let handle = pool.handle();
         handle.spawn_on(handle.least_loaded(), move |seat| async move {
             let _running: std::sync::mpsc::Sender<()> = running;
-            file.serve(seat, device, account, stop).await;
+            let ended = file.serve(seat, device, account, stop).await;
+            if ended == Ended::Unmounted && !ending.is_thrown() {
+                let what =
+                    "was unmounted by somebody else: its image is no longer served there, but stays open";
+                log.write(Level::Warning, format_args!("'{}' {what}", path.display()));
+            }
         });
         Ok(())
     }
@@ -180,6 +201,11 @@ impl FuseMount {
         self.end();
     }
 
+    /// Notes that another process is about to unmount it, on behalf of this one.
+    pub fn expect_unmount(&self) {
+        self.ending.throw();
+    }
+
     /// Ends what another process has unmounted, for one that has given up the right to. The file below stays.
     pub fn stop_unmounted(mut self) {
         self.is_ours = false;
@@ -197,6 +223,7 @@ impl FuseMount {
     }
 
     fn unmount(&self, session: &mut Session<Handshake>) {
+        self.ending.throw();
         let path = self.path.display();
         // The helper that unmounts after a crash is not relied on: it may be gone.
         match unmount(&self.path, UnmountFlags::empty()) {

@@ -1,0 +1,68 @@
+//! What is mounted over a path (proc_pid_mountinfo(5)).
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// The file system that is mounted last over a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedOver {
+    /// Its number.
+    pub device: String,
+    /// Its type, as `fuse.zebu`.
+    pub file_system: String,
+}
+
+/// Looks what is mounted over a path without symbolic links. Nobody is asked who would have to serve it.
+pub fn mounted_over(path: &Path) -> Option<MountedOver> {
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    mounts.split(|byte| *byte == b'\n').filter_map(|line| entry(line, path)).next_back()
+}
+
+/// What a line says, if it is of this path.
+fn entry(line: &[u8], path: &Path) -> Option<MountedOver> {
+    let text = |field: &[u8]| unescaped(field).to_string_lossy().into_owned();
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = text(fields.nth(2)?);
+    if unescaped(fields.nth(1)?).as_bytes() != path.as_os_str().as_bytes() {
+        return None;
+    }
+    // Behind fields that may be there or not.
+    let file_system = text(fields.skip_while(|field| *field != b"-").nth(1)?);
+    Some(MountedOver { device, file_system })
+}
+
+/// Without the octal escapes of blanks and backslashes.
+fn unescaped(field: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, behind @ ..] = rest {
+        let escaped = match rest {
+            [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { rest.get(4..).unwrap_or_default() } else { behind };
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read_as_they_are() {
+        assert_eq!(unescaped(b"/a\\040b\\134040/\\011\\08"), "/a b\\040/\t\\08");
+        assert_eq!(mounted_over("/proc".as_ref()).unwrap().file_system, "proc");
+        assert_eq!(mounted_over("/no such/place".as_ref()), None);
+        let line = b"36 35 0:98 / /mnt/a\\040b rw,nosuid shared:1 master:2 - fuse.zebu disk.qcow2 rw";
+        let mounted = MountedOver { device: "0:98".into(), file_system: "fuse.zebu".into() };
+        assert_eq!(entry(line, "/mnt/a b".as_ref()), Some(mounted));
+        assert_eq!(entry(line, "/mnt/a".as_ref()), None);
+        assert_eq!(entry(b"36 35 0:98 / /mnt", "/mnt".as_ref()), None);
+    }
+}
