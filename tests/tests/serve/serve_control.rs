@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use zebu_tests::handed_over::hand_over;
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::patience::{Patience, wait_until};
 use zebu_tests::program::{Finished, zebu};
@@ -301,6 +303,46 @@ fn lines_that_are_no_requests_are_refused() {
     let _ = (&stream).write_all(&vec![b'x'; 200_000]);
     let mut rest = Vec::new();
     assert!((&stream).read_to_end(&mut rest).is_err() || rest.is_empty());
+    server.stop();
+}
+
+#[test]
+fn growth_by_clients_that_race_is_added_up() {
+    const CLIENTS: u64 = 8;
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    zebu(dir, ["ctl", "ctl.sock", "resize", "root", "+1M"]).ok();
+                }
+            });
+        }
+    });
+    let stats: Value =
+        serde_json::from_str(&zebu(dir, ["ctl", "ctl.sock", "stats", "root"]).ok().stdout).unwrap();
+    assert_eq!(stats["virtual-size"], (64 + 3 * CLIENTS) * MIB);
+    let out = zebu(dir, ["ctl", "ctl.sock", "resize", "root", "+9000000T"]).exits(1);
+    assert!(out.stderr.contains("too large"), "{out}");
+    server.stop();
+}
+
+/// A target that a client opened, with what somebody else has in it.
+#[test]
+fn a_backup_overwrites_no_file_that_is_not_empty() {
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    let target = dir.join("target");
+    std::fs::write(&target, "precious").unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&target).unwrap();
+    let stream = UnixStream::connect(dir.join("ctl.sock")).unwrap();
+    let request = json!({ "command": "backup-start", "export": "root", "target": target }).to_string() + "\n";
+    hand_over(&stream, request.as_bytes(), file.as_fd()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(answer.contains("is no empty file"), "{answer}");
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
     server.stop();
 }
 

@@ -296,15 +296,11 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
             stdout::print(&json::to_text(&stats)?)?;
         }
         CtlCommand::Resize { export, size } => {
-            let size = match *size {
-                Growth::To(size) => size,
-                Growth::By(by) => {
-                    let stats = server.ask(Command::Stats { export: Some(export.clone()) })?;
-                    let now = stats["virtual-size"].as_u64().unwrap_or_default();
-                    now.checked_add(by).ok_or_else(|| Failure::new("the new size is too large"))?
-                }
-            };
-            server.ask(Command::Resize { export: export.clone(), size })?;
+            let export = export.clone();
+            drop(server.ask(match *size {
+                Growth::To(size) => Command::Resize { export, size },
+                Growth::By(by) => Command::Grow { export, by },
+            })?);
             stdout::print("Image resized.\n")?;
         }
         CtlCommand::CacheSize { export, size } => {

@@ -20,6 +20,7 @@ use crate::serve::{connector, descriptors, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
+use futures_util::lock::Mutex;
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -259,8 +260,13 @@ fn serve(
     if args.announce == Announce::Ready {
         stdout::print(&format!("{READY}\n"))?;
     }
-    let controlled =
-        Controlled { exports, backups: Backups::default(), hydrations: Hydrations::default(), memory };
+    let controlled = Controlled {
+        exports,
+        backups: Backups::default(),
+        hydrations: Hydrations::default(),
+        memory,
+        resizing: Mutex::default(),
+    };
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));

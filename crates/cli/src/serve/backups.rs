@@ -15,7 +15,7 @@ use zebu::jobs::{
     BackupEnd, Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError,
     TargetClusters, UnfinishedImage,
 };
-use zebu::storage::{Access, CacheChoice, CacheUse, Create, File, LockMode, OpenFlags, Worker};
+use zebu::storage::{Access, CacheChoice, CacheUse, File, FileKind, LockMode, OpenFlags, Worker};
 use zebu::{CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
 use zebu_export::{Export, MemoryBudget, Reserved};
 
@@ -359,7 +359,7 @@ fn target_file(
     descriptor: Option<OwnedFd>,
     cache: Option<TargetCache>,
 ) -> Result<(File, CacheUse), String> {
-    let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::Truncate).lock(LockMode::Write);
+    let flags = OpenFlags::default().access(Access::ReadWrite).lock(LockMode::Write);
     let choice = match cache {
         None => CacheChoice::Past,
         Some(TargetCache::None) => CacheChoice::Direct,
@@ -370,12 +370,16 @@ fn target_file(
         Some(descriptor) => (descriptor, false),
         None => (make(path)?, true),
     };
-    File::from_descriptor_past_cache(descriptor, path, &flags, choice).map_err(|error| {
+    let opened = File::from_descriptor_past_cache(descriptor, path, &flags, choice).map_err(|error| {
         if made {
             let _ = std::fs::remove_file(path);
         }
         error.to_string()
-    })
+    })?;
+    if opened.0.kind() == FileKind::Regular && !opened.0.is_empty() {
+        return Err(format!("'{}' is no empty file: a backup needs a new one", path.display()));
+    }
+    Ok(opened)
 }
 
 fn make(path: &Path) -> Result<OwnedFd, String> {

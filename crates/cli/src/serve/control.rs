@@ -7,6 +7,7 @@ use super::hydrations::Hydrations;
 use super::verified;
 use crate::output::info_json;
 use crate::remote_cache;
+use futures_util::lock::Mutex;
 use serde_json::{Value, json};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,6 +32,8 @@ pub(crate) struct Controlled {
     pub(crate) backups: Backups,
     pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
+    /// Held by who changes the size of a disk.
+    pub(crate) resizing: Mutex<()>,
 }
 
 /// Answers requests until the other side leaves.
@@ -83,7 +86,7 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { exports, backups, hydrations, memory }: &Controlled,
+    Controlled { exports, backups, hydrations, memory, resizing }: &Controlled,
     command: Command,
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
@@ -101,7 +104,18 @@ async fn execute(
             Ok(all)
         }
         Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
-        Command::Resize { export, size } => resize(worker, find(exports, &export)?, size).await,
+        Command::Resize { export, size } => {
+            let export = find(exports, &export)?;
+            let _alone = resizing.lock().await;
+            resize(worker, export, size).await
+        }
+        Command::Grow { export, by } => {
+            let export = find(exports, &export)?;
+            // The size that it grows from is that at which the ones before have left it.
+            let _alone = resizing.lock().await;
+            let size = export.image().virtual_size().checked_add(by);
+            resize(worker, export, size.ok_or("the new size is too large")?).await
+        }
         Command::CacheSize { export, size } => {
             let image = find(exports, &export)?.image();
             image.set_cache_size(size).map_err(|error| error.to_string())?;

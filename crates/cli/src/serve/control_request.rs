@@ -33,6 +33,13 @@ pub(crate) enum Command {
         /// Bytes.
         size: u64,
     },
+    /// Makes a disk larger by so much, whatever others do meanwhile.
+    Grow {
+        /// The export.
+        export: String,
+        /// Bytes.
+        by: u64,
+    },
     /// Changes the memory of the mapping cache, for the whole chain.
     CacheSize {
         /// The export.
@@ -270,6 +277,8 @@ mod tests {
             r#"{"command":"nosuch"}"#,
             r#"{"command":"resize","export":"a"}"#,
             r#"{"command":"resize","export":"a","size":-1}"#,
+            r#"{"command":"resize","export":"a","by":1}"#,
+            r#"{"command":"grow","export":"a","size":1}"#,
             r#"{"command":"resize","export":"a","size":"1G"}"#,
             r#"{"command":"resize","export":"a","size":1,"shrink":true}"#,
             r#"{"command":"resize","export":"a","size":1,"size":2}"#,
