@@ -13,7 +13,7 @@ use crate::program::{self, Program};
 use crate::qemu_names;
 use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
-use crate::serve::{connector, unmounter};
+use crate::serve::{cleaner, connector};
 use clap::error::{ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -117,9 +117,9 @@ enum Command {
     /// Called by such a name, it behaves as that program does: its grammar, its messages, its exit codes.
     #[command(after_help = examples::INSTALL_NAMES)]
     InstallNames(Deferred<install_names::InstallNamesArgs>),
-    /// Wait for the end of the server that started this, then unmount its files
+    /// Wait for the end of the server that started this, then remove its sockets and unmount its files
     #[command(hide = true)]
-    UnmountInTheEnd(Deferred<unmounter::UnmountArgs>),
+    CleanUpInTheEnd(Deferred<cleaner::CleanUpArgs>),
     /// Connect to servers for a server in its sandbox, which started this
     #[command(hide = true)]
     ConnectForAServer(Deferred<connector::ConnectArgs>),
@@ -162,7 +162,7 @@ impl Command {
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
             Command::InstallNames(_) => "install-names",
-            Command::UnmountInTheEnd(_) => "unmount-in-the-end",
+            Command::CleanUpInTheEnd(_) => "clean-up-in-the-end",
             Command::ConnectForAServer(_) => "connect-for-a-server",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
@@ -193,7 +193,7 @@ impl Command {
             Command::Serve(args) => serve::run(args),
             Command::Ctl(args) => ctl::run(args),
             Command::InstallNames(args) => install_names::run(args),
-            Command::UnmountInTheEnd(args) => Ok(unmounter::run(args)),
+            Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
             Command::ConnectForAServer(args) => connector::run(args),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),

@@ -69,7 +69,13 @@ fn try_calls(thread: &mut TakenOver, ring: Option<i32>) -> Vec<String> {
     let path = thread.put(b"/etc/passwd\0");
     refused("open", thread.call(libc::SYS_openat, [here, path, read, 0, 0, 0]), &[NO_RIGHTS]);
     refused("execve", thread.call(libc::SYS_execve, [path, 0, 0, 0, 0, 0]), &[REFUSED]);
-    refused("unlink", thread.call(libc::SYS_unlink, [path, 0, 0, 0, 0, 0]), &[NO_RIGHTS]);
+    refused("unlink", thread.call(libc::SYS_unlink, [path, 0, 0, 0, 0, 0]), &[REFUSED]);
+    // An image beside the sockets, and a socket, from the server's own directory.
+    for name in [&b"base.raw\0"[..], b"ctl.sock\0"] {
+        let path = thread.put(name);
+        refused("unlink", thread.call(libc::SYS_unlink, [path, 0, 0, 0, 0, 0]), &[REFUSED]);
+        refused("unlinkat", thread.call(libc::SYS_unlinkat, [here, path, 0, 0, 0, 0]), &[REFUSED]);
+    }
     let path = thread.put(b"/proc/self/mem\0");
     refused("own memory", thread.call(libc::SYS_openat, [here, path, read, 0, 0, 0]), &[NO_RIGHTS]);
     let path = thread.put(b"/tmp/made-by-a-server\0");
@@ -192,6 +198,10 @@ fn no_thread_reaches_what_the_server_was_not_given() {
         assert_eq!(client.read(2 << 20, 4096).unwrap(), [3; 4096]);
         drop((client, guest));
         server.stop();
+        assert!(scratch.file("base.raw").exists());
+        for socket in ["nbd.sock", "vhost.sock", "ctl.sock"] {
+            assert!(!scratch.file(socket).exists(), "{socket} is left behind");
+        }
         zebu(scratch.path(), ["check", "-q", "other.qcow2"]).ok();
     }
 }

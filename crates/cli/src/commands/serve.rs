@@ -10,8 +10,8 @@ use crate::secrets::any_came_from_a_pipe;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
+use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
-use crate::serve::mounted::Mounted;
 use crate::serve::opened::{Layers, Opened};
 use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
 use crate::serve::side_doors::{side_doors, until_signal};
@@ -23,7 +23,7 @@ use crate::values::Discard;
 use futures_util::lock::Mutex;
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, WorkerKind};
 use zebu::{Access, ZeroMode};
@@ -233,14 +233,15 @@ fn serve(
         signals.tell_of(&exports);
     }
     let config = config(args)?;
-    let (listeners, files) = listen(args)?;
+    let (listeners, mut sockets) = listen(args)?;
     if listeners.is_empty() && (args.tls_certificate.is_some() || args.tls_psk_file.is_some()) {
         return Err(Failure::usage("TLS is for NBD clients, and nothing listens for them (--nbd)"));
     }
     tell_of_descriptors(args, &listeners);
-    let (device_listeners, _device_files) = listen_for_front_ends(args)?;
-    let side = side_doors(args)?;
-    let mounted = Mounted::start(args, &exports, &config.memory)?;
+    let (device_listeners, device_sockets) = listen_for_front_ends(args)?;
+    let (side, side_sockets) = side_doors(args)?;
+    sockets.extend(device_sockets.into_iter().chain(side_sockets));
+    let mut footprint = Footprint::start(args, sockets, &exports, &config.memory)?;
     let pool = WorkerPool::start(
         &PoolConfig::default().threads(args.queues as usize).worker(session.config().clone()),
     )?;
@@ -248,6 +249,7 @@ fn serve(
     if !args.no_sandbox && !stays_outside(args)? {
         start_image_workers(args, session, opened)?;
         connector::start()?;
+        footprint.leave_to_cleaner()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
         enter_sandbox(args);
     }
@@ -255,8 +257,8 @@ fn serve(
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     let devices = devices(args, device_listeners, &pool, &exports, &memory)?;
     // Dropped before the pool, whose threads wait for what they serve.
-    let mut mounted = mounted;
-    mounted.serve(&pool)?;
+    let mut footprint = footprint;
+    footprint.serve(&pool)?;
     if args.announce == Announce::Ready {
         stdout::print(&format!("{READY}\n"))?;
     }
@@ -270,8 +272,7 @@ fn serve(
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
-    // No client finds the way to a server that ends.
-    drop(files);
+    footprint.remove_sockets();
     // Servers may be silent, and the end waits for what is under way.
     remote_disk::hurry();
     // First, so that no request of a client waits for a copy any more.
@@ -281,7 +282,7 @@ fn serve(
     // All have the same time.
     devices.iter().for_each(VhostUserBlk::begin_to_stop);
     drop(devices);
-    drop(mounted);
+    drop(footprint);
     pool.join();
     signal
 }
@@ -329,7 +330,7 @@ fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec
     Ok(by_image)
 }
 
-/// Listens on all addresses. The files of Unix sockets are removed when the second value is dropped.
+/// Listens on all addresses; the files of Unix sockets.
 fn listen(args: &ServeArgs) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure> {
     let (mut listeners, mut files) = (Vec::new(), Vec::new());
     for address in &args.nbd {
@@ -410,9 +411,7 @@ fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
 fn enter_sandbox(args: &ServeArgs) {
-    let unix = args.nbd.iter().chain(&args.metrics).filter_map(Address::unix_path);
-    let sockets = unix.chain(args.vhost_user_blk.iter().chain(&args.control).map(PathBuf::as_path));
-    let sandbox::Outcome { failures, missing } = sandbox::enter(sockets);
+    let sandbox::Outcome { failures, missing } = sandbox::enter();
     for failure in failures {
         args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
     }

@@ -65,14 +65,6 @@ pub(crate) enum Bound {
 }
 
 impl Address {
-    /// The path, if it is a Unix socket.
-    pub(crate) fn unix_path(&self) -> Option<&Path> {
-        match self {
-            Address::Unix(path) => Some(path),
-            Address::Tcp(_) | Address::Passed => None,
-        }
-    }
-
     /// The address of the process with this number, from 0 on, of several that are given one address: the path with `.1`,
     /// `.2` and so on behind it, or the ports from this one on.
     pub(crate) fn numbered(&self, number: usize) -> Result<Self, Failure> {
@@ -185,9 +177,8 @@ fn bind(path: &Path, access: SocketAccess) -> io::Result<(UnixListener, SocketFi
     // The file gets the socket's mode, so that at no time more may connect than those who shall.
     fchmod(&socket, Mode::from_raw_mode(access.mode & 0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    let metadata = fs::symlink_metadata(path)?;
     // From here on it is removed if anything fails.
-    let file = SocketFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) };
+    let file = SocketFile::at(path)?;
     // First of all, since programs that wait for the file connect when they see it.
     net::listen(&socket, BACKLOG)?;
     if access.group.is_some() {
@@ -247,6 +238,18 @@ pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// The one that is there.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl Drop for SocketFile {

@@ -3,12 +3,10 @@
 
 use super::system_calls;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
 };
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use zebu_storage::{landlock_version, restrict_all_threads};
 
 /// The newest rights that are given up, as far as the kernel knows them.
@@ -31,14 +29,14 @@ pub(crate) struct Outcome {
 }
 
 /// From now on, the process has the system calls of `system_calls.rs` only, and no thread of it can open, make or remove
-/// files, but for removing `sockets`; nor bind or connect TCP sockets, send signals to other processes, nor gain rights by
-/// running programs. What is open stays usable.
-pub(crate) fn enter<'a>(sockets: impl Iterator<Item = &'a Path>) -> Outcome {
+/// files; nor bind or connect TCP sockets, send signals to other processes, nor gain rights by running programs. What is open
+/// stays usable.
+pub(crate) fn enter() -> Outcome {
     let mut outcome = Outcome::default();
     let version = landlock_version();
     if version == 0 {
         outcome.failures.push("files can still be opened: the kernel has no Landlock".to_owned());
-    } else if let Err(reason) = give_up_files(sockets) {
+    } else if let Err(reason) = give_up_files() {
         outcome.failures.push(format!("files can still be opened: {reason}"));
     } else {
         outcome.missing = SINCE.iter().filter(|(since, _)| version < *since).map(|(_, what)| *what).collect();
@@ -49,20 +47,13 @@ pub(crate) fn enter<'a>(sockets: impl Iterator<Item = &'a Path>) -> Outcome {
     outcome
 }
 
-fn give_up_files<'a>(sockets: impl Iterator<Item = &'a Path>) -> Result<(), Box<dyn Error>> {
-    let mut rules = Ruleset::default()
+fn give_up_files() -> Result<(), Box<dyn Error>> {
+    let rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
-    for socket in sockets {
-        let directory = match socket.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, AccessFs::RemoveFile))?;
-    }
     let rules = Option::<OwnedFd>::from(rules).ok_or("the kernel has no Landlock")?;
     Ok(restrict_all_threads(rules.as_fd())?)
 }
@@ -86,7 +77,7 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
-        give_up_files([socket.as_path()].into_iter()).unwrap();
+        give_up_files().unwrap();
         let mut content = String::new();
         open.read_to_string(&mut content).unwrap();
         assert_eq!(content, "content");
@@ -95,6 +86,8 @@ mod tests {
             fs::File::create(file.with_extension("new")).map(drop),
             fs::File::open("/etc/passwd").map(drop),
             fs::create_dir(file.with_extension("dir")),
+            fs::remove_file(&socket),
+            fs::remove_file(&file),
         ] {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
         }
@@ -104,7 +97,6 @@ mod tests {
             assert!(rustix::process::test_kill_process(parent).is_err(), "signals");
         }
         drop(listener);
-        fs::remove_file(&socket).unwrap();
         // The directory can't be removed any more.
         std::mem::forget(dir);
     }

@@ -24,11 +24,10 @@ const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) struct SideDoors {
     metrics: Option<Door>,
     control: Option<Door>,
-    _files: Vec<SocketFile>,
 }
 
-/// Makes the sockets.
-pub(crate) fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
+/// Makes the sockets; the files of those that have one.
+pub(crate) fn side_doors(args: &ServeArgs) -> Result<(SideDoors, Vec<SocketFile>), Failure> {
     let mut files = Vec::new();
     let metrics = match &args.metrics {
         Some(Address::Passed) => {
@@ -54,7 +53,7 @@ pub(crate) fn side_doors(args: &ServeArgs) -> Result<SideDoors, Failure> {
         }
         None => None,
     };
-    Ok(SideDoors { metrics, control, _files: files })
+    Ok((SideDoors { metrics, control }, files))
 }
 
 /// Serves the side doors until a signal comes, or until the last one of `clients` has left.

@@ -24,7 +24,6 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
-    libc::SYS_unlinkat,
     libc::SYS_getcwd,
     libc::SYS_getdents64,
     // Signals to the front ends of vhost-user (`storage/foreign_event.rs`).
@@ -77,7 +76,6 @@ const OLDER: &[libc::c_long] = &[
     libc::SYS_lstat,
     libc::SYS_access,
     libc::SYS_readlink,
-    libc::SYS_unlink,
     libc::SYS_dup2,
     libc::SYS_poll,
     libc::SYS_select,

@@ -1,53 +1,61 @@
-//! The process that unmounts what a server has mounted: in its sandbox the server may not, and after a crash it is gone.
-//! It is this program again, outside of the sandbox. It waits until the server closes a pipe, or ends, and takes nothing
-//! else from it.
+//! The process that removes what a server has in the file system: the files of its sockets, and what it has mounted. In its
+//! sandbox the server may not, and after a crash it is gone. It is this program again, outside of the sandbox. It knows what
+//! to remove from its start; the server tells it when, and nothing else.
 
+use super::address::SocketFile;
 use clap::Args;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::ffi::OsString;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use zebu_export::fuse::FuseMount;
+use zebu_export::fuse::{FuseMount, mounted_over};
 
 /// The name of the command that it runs.
-const COMMAND: &str = "unmount-in-the-end";
-/// Its messages: when it waits, and last.
+const COMMAND: &str = "clean-up-in-the-end";
+/// Its messages: when it waits, when the sockets are gone, and last.
 const WAITING: &str = "waiting";
+const REMOVED: &str = "removed";
 const DONE: &str = "done";
+/// What has it remove the sockets. (The end of the pipe has it unmount.)
+const REMOVE: u8 = b'R';
 
-/// Which files, all of them mounted over.
+/// The files.
 #[derive(Debug, Args)]
-pub(crate) struct UnmountArgs {
-    /// These were there before, and stay
+pub(crate) struct CleanUpArgs {
+    /// Sockets
+    #[arg(long, value_name = "PATH")]
+    socket: Vec<PathBuf>,
+    /// Mounted over; these were there before, and stay
     #[arg(long, value_name = "PATH")]
     over: Vec<PathBuf>,
-    /// These were made for it, and go
+    /// Mounted over; these were made for it, and go
     #[arg(long, value_name = "PATH")]
     made: Vec<PathBuf>,
 }
 
 /// The process, as its server has it.
-pub(crate) struct Unmounter {
-    /// Closed to have it begin.
+pub(crate) struct Cleaner {
+    /// Closed to have it unmount.
     told: ChildStdin,
     said: BufReader<ChildStdout>,
     /// Nobody waits for it: in the sandbox that is not to be had.
     _child: Child,
 }
 
-impl Unmounter {
-    /// Starts it, to unmount these; from now on only the end of this process ends it.
-    pub(crate) fn start(mounts: &[FuseMount]) -> io::Result<Self> {
+impl Cleaner {
+    /// Starts it, to remove these; from now on only the end of this process ends it.
+    pub(crate) fn start(sockets: &[SocketFile], mounts: &[FuseMount]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(COMMAND);
+        for socket in sockets {
+            command.arg("--socket").arg(socket.path());
+        }
         for mount in mounts {
             command.arg(if mount.made_its_file() { "--made" } else { "--over" }).arg(mount.path());
         }
@@ -55,13 +63,23 @@ impl Unmounter {
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn()?;
         let told = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        let mut said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
-        let mut line = String::new();
-        said.read_line(&mut line)?;
-        if line.trim_end() != WAITING {
+        let said = BufReader::new(child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?);
+        let mut started = Self { told, said, _child: child };
+        if !started.has_said(WAITING) {
             return Err(io::Error::other("it ended at once"));
         }
-        Ok(Self { told, said, _child: child })
+        Ok(started)
+    }
+
+    fn has_said(&mut self, word: &str) -> bool {
+        let mut line = String::new();
+        self.said.read_line(&mut line).is_ok() && line.trim_end() == word
+    }
+
+    /// Has it remove the sockets, and waits for that. What there is to warn of.
+    pub(crate) fn remove_sockets(&mut self) -> Option<String> {
+        let is_done = self.told.write_all(&[REMOVE]).is_ok() && self.has_said(REMOVED);
+        (!is_done).then(|| "what removes the sockets in the end is gone: they stay".to_owned())
     }
 
     /// Has it unmount everything, and waits for that. What there is to warn of.
@@ -81,18 +99,27 @@ impl Unmounter {
     }
 }
 
-/// Waits for the end of the server, and unmounts its files.
-pub(crate) fn run(args: &UnmountArgs) -> u8 {
+/// Waits for the end of the server, and removes what it has left.
+pub(crate) fn run(args: &CleanUpArgs) -> u8 {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         // A service manager sends them to all processes at once; the server's end is what counts.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
-    let files: Vec<(&PathBuf, Option<String>)> =
+    let sockets: Vec<SocketFile> = args.socket.iter().filter_map(|path| SocketFile::at(path).ok()).collect();
+    let mounts: Vec<(&PathBuf, Option<String>)> =
         args.over.iter().chain(&args.made).map(|path| (path, device_over(path))).collect();
     say(format_args!("{WAITING}"));
+    let mut word = [0];
+    if io::stdin().read_exact(&mut word).is_ok() && word == [REMOVE] {
+        drop(sockets);
+        say(format_args!("{REMOVED}"));
+    } else {
+        // It was killed, and another may have made the same sockets again.
+        std::mem::forget(sockets);
+    }
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
-    for (path, device) in files {
+    for (path, device) in mounts {
         // Another server may have mounted its own since.
         if device.is_some() && device_over(path) == device {
             unmount_one(path);
@@ -106,33 +133,8 @@ pub(crate) fn run(args: &UnmountArgs) -> u8 {
     0
 }
 
-/// The number of the file system that is mounted last over a path (proc_pid_mountinfo(5), fields 3 and 5).
 fn device_over(path: &Path) -> Option<String> {
-    let mounts = fs::read("/proc/self/mountinfo").ok()?;
-    let fields = mounts.split(|byte| *byte == b'\n').filter_map(|line| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let device = fields.nth(2)?;
-        Some((device, unescaped(fields.nth(1)?)))
-    });
-    let mut over = fields.filter(|(_, mounted)| mounted.as_bytes() == path.as_os_str().as_bytes());
-    over.next_back().map(|(device, _)| String::from_utf8_lossy(device).into_owned())
-}
-
-/// Without the octal escapes of blanks and backslashes.
-fn unescaped(field: &[u8]) -> OsString {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let [first, behind @ ..] = rest {
-        let escaped = match rest {
-            [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] => {
-                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
-            }
-            _ => None,
-        };
-        bytes.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { rest.get(4..).unwrap_or_default() } else { behind };
-    }
-    OsString::from_vec(bytes)
+    mounted_over(path).map(|over| over.device)
 }
 
 fn unmount_one(path: &Path) {
@@ -166,16 +168,4 @@ fn is_done_by_fusermount(path: &Path) -> bool {
 fn say(message: std::fmt::Arguments<'_>) {
     // Nobody may be left to hear it.
     let _ = crate::output::stdout::print(&format!("{message}\n"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mount_points_are_read_as_they_are() {
-        assert_eq!(unescaped(b"/a\\040b\\134040/\\011\\08"), "/a b\\040/\t\\08");
-        assert!(device_over("/proc".as_ref()).is_some());
-        assert_eq!(device_over("/no such/place".as_ref()), None);
-    }
 }
