@@ -26,19 +26,18 @@ pub(crate) enum Answer {
 /// The signals that have asked a process to end.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// When the first SIGINT or SIGTERM came.
+    /// When the first one came.
     first: Option<Instant>,
 }
 
 impl Asked {
     /// The answer to `signal`, which comes `now`.
     pub(crate) fn answer(&mut self, signal: i32, now: Instant) -> Answer {
-        let first = self.first;
-        if signal != SIGHUP {
-            self.first.get_or_insert(now);
-        }
-        match first {
-            None => Answer::Begin,
+        match self.first {
+            None => {
+                self.first = Some(now);
+                Answer::Begin
+            }
             // A terminal that closes insists on nothing.
             Some(at) if signal == SIGHUP || now.duration_since(at) < SAME => Answer::Wait,
             Some(_) => Answer::EndAtOnce,
@@ -159,9 +158,6 @@ mod tests {
             for second in [SIGINT, SIGTERM] {
                 let mut asked = Asked::default();
                 assert_eq!(asked.answer(signal, began), Answer::Begin);
-                if signal == SIGHUP {
-                    assert_eq!(asked.answer(second, began), Answer::Begin);
-                }
                 assert_eq!(asked.answer(second, soon), Answer::Wait);
                 assert_eq!(asked.answer(SIGHUP, soon + SAME), Answer::Wait);
                 assert_eq!(asked.answer(second, began + SAME), Answer::EndAtOnce);

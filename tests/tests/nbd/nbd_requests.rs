@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::{ACK, Client, command, option};
-use zebu_tests::patience::{LONGEST, wait_until};
+use zebu_tests::patience::{LONGEST, wait_for, wait_until};
 use zebu_tests::program::{Finished, find, finish, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
@@ -376,7 +376,7 @@ fn half_a_write_is_not_answered_by_a_server_that_ends() {
 fn a_second_signal_ends_the_server_at_once_and_says_what_is_lost() {
     let scratch = Scratch::new("nbd-requests");
     zebu(scratch.path(), ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
-    let server = Server::start(scratch.path(), &format!("--export-name disk -f qcow2 {IMAGE}"));
+    let mut server = Server::start(scratch.path(), &format!("--export-name disk -f qcow2 {IMAGE}"));
     let mut client = Client::open(server.socket(), "disk").unwrap();
     client.write(0, 0, &vec![5; 65536]).unwrap();
     assert_eq!(client.call(0, command::FLUSH, 0, 0).unwrap().error, 0);
@@ -386,8 +386,11 @@ fn a_second_signal_ends_the_server_at_once_and_says_what_is_lost() {
     client.take(4).unwrap();
     server.signal(Signal::HUP);
     wait_until("the server begins to end", || !server.socket().exists());
-    server.signal(Signal::TERM);
-    let (code, said) = server.wait();
+    // The first that comes a second after the first of all.
+    let (code, said) = wait_for("it ends", || {
+        server.signal(Signal::TERM);
+        server.has_ended()
+    });
     // One that waited for its client ends in good order.
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("'disk': up to 4096 bytes"), "{said}");
