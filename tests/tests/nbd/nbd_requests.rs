@@ -58,6 +58,28 @@ fn status(client: &mut Client, context: u32, size: u64) -> Vec<(u64, bool, bool)
     runs
 }
 
+/// So many requests at once are not as many reads at once, for which the other clients of the thread would have to wait.
+#[test]
+fn what_a_client_wants_to_be_read_ahead_is_read_one_after_the_other() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("nbd-requests");
+    let dir = scratch.path();
+    qemu.create(dir, IMAGE, "qcow2", "cluster_size=512", 64 << 20);
+    let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
+    let mut client = Client::open(server.socket(), "").unwrap();
+    for at in (0..8).map(|number| number << 20) {
+        assert_eq!(client.write(0, at, &[7; 1 << 20]).unwrap(), 0);
+    }
+    let (long, short) = (8 << 20, 512);
+    for (cookie, len) in [(1, long), (2, short), (3, long), (4, short)] {
+        client.request(0, command::CACHE, cookie, 0, len).unwrap();
+    }
+    let order: Vec<u64> = (0..4).map(|_| client.reply().unwrap().cookie).collect();
+    assert_eq!(order, [1, 2, 3, 4]);
+    drop(client);
+    server.stop();
+}
+
 #[test]
 fn lengths_of_more_than_4_gib_are_one_request() {
     const SIZE: u64 = 24 * GIB;

@@ -16,7 +16,8 @@ use crate::inflight_limit::{InflightLimit, Load};
 use crate::metrics::RequestKind;
 use crate::pool::Seat;
 use crate::stop::Stop;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use std::time::Instant;
 use zebu::storage::{IoBuf, IoBufs};
 use zebu::{Durability, ErrorKind, ZeroMode};
 
-/// Bytes that reading ahead reads at once.
-const CACHE_STEP: u64 = 1 << 20;
+/// Bytes that reading ahead reads at once: of an image with the smallest clusters, 256 reads.
+const CACHE_STEP: u64 = 128 << 10;
 /// Bytes that a reply to BLOCK_STATUS is counted with.
 const STATUS_BYTES: u64 = 128 << 10;
 
@@ -42,6 +43,8 @@ pub(crate) struct Session {
     /// Whether further requests may come.
     is_receiving: Cell<bool>,
     stop: Stop,
+    /// Ranges that are to be read ahead, with their requests; `None` if nobody does so.
+    ahead: RefCell<Option<VecDeque<(Pending, u64)>>>,
 }
 
 /// A request under way. One that is dropped before it is over has panicked.
@@ -75,6 +78,22 @@ impl Drop for Closing<'_> {
     }
 }
 
+/// Reads ahead. However that ends, no request stays behind without a reply.
+struct ReadingAhead(Rc<Session>);
+
+impl ReadingAhead {
+    fn next(&self) -> Option<(Pending, u64)> {
+        self.0.ahead.borrow_mut().as_mut()?.pop_front()
+    }
+}
+
+impl Drop for ReadingAhead {
+    fn drop(&mut self) {
+        let rest = self.0.ahead.take();
+        drop(rest);
+    }
+}
+
 type Failure = (NbdErrno, String);
 
 impl Session {
@@ -93,6 +112,7 @@ impl Session {
             peer: Arc::clone(peer),
             executing: Cell::new(0),
             is_receiving: Cell::new(true),
+            ahead: RefCell::new(None),
             outbox: Outbox::new(&seat.worker),
             stop: stop.clone(),
         })
@@ -235,7 +255,11 @@ impl Session {
             }
             Command::Cache { len } => {
                 let pending = self.begin(header, RequestKind::Other, 0, CACHE_STEP).await?;
-                drop(worker.spawn(async move { me.read_ahead(pending, len).await }));
+                let idle = me.ahead.borrow().is_none();
+                me.ahead.borrow_mut().get_or_insert_default().push_back((pending, len));
+                if idle {
+                    drop(worker.spawn(me.read_ahead()));
+                }
             }
             Command::BlockStatus { len, one } => {
                 let bytes = STATUS_BYTES * self.contexts.len() as u64;
@@ -287,9 +311,17 @@ impl Session {
         self.end(&pending, result.map_err(failure));
     }
 
+    /// Reads ranges ahead, one after the other: whoever asks for many at once is not to have others wait for as many.
+    async fn read_ahead(self: Rc<Self>) {
+        let reading = ReadingAhead(self);
+        while let Some((pending, len)) = reading.next() {
+            Rc::clone(&reading.0).read_one_ahead(pending, len).await;
+        }
+    }
+
     /// Reads a range so that it is in the page cache, and its mapping in ours. Ends early when nobody is there any more
     /// to use it.
-    async fn read_ahead(self: Rc<Self>, pending: Pending, len: u64) {
+    async fn read_one_ahead(self: Rc<Self>, pending: Pending, len: u64) {
         let mut result = Ok(());
         if self.agreed.export.has_page_cache() {
             let export = &self.agreed.export;
