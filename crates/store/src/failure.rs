@@ -22,6 +22,9 @@ pub(crate) fn credentials_of(kind: StoreKind) -> &'static str {
     }
 }
 
+/// What a store says of an upload whose parts are not those that were sent.
+const TAKEN: [&str; 2] = ["<Code>NoSuchUpload<", "<Code>InvalidPart<"];
+
 /// The errno and the reason of a failed request.
 pub(crate) fn describe(error: &Error) -> (i32, String) {
     let text = error.to_string();
@@ -31,6 +34,11 @@ pub(crate) fn describe(error: &Error) -> (i32, String) {
         Error::Unauthenticated { .. } => 401,
         _ => status_in(&text).unwrap_or(400),
     };
+    if TAKEN.iter().any(|code| text.contains(code)) {
+        let reason = "another upload to the same object has ended this one or taken its parts: have one run at a time, and \
+                      start it again";
+        return (libc::EBUSY, format!("{reason} (the store answers {status})"));
+    }
     if let Some(told) = explain_store_error(status, &text) {
         return told;
     }

@@ -1,6 +1,7 @@
 //! Disks in object stores: MinIO, read and written by zebu, with curl and QEMU beside it.
 
 use rustix::process::{Pid, Signal, kill_process};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -353,6 +354,28 @@ fn an_upload_that_fails_is_given_up() {
         "{failed}"
     );
     assert_eq!((store.get("d"), store.uploads("d")), (None, 0));
+}
+
+#[test]
+fn of_two_uploads_at_once_the_one_that_fails_says_why() {
+    let scratch = Scratch::new("store-both");
+    let dir = scratch.path();
+    let mut content = vec![0; 80 << 20];
+    noise(&mut content, 17);
+    std::fs::write(dir.join("disk.raw"), &content).unwrap();
+    let store = ObjectStore::start(dir);
+    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "16M", "disk.raw", "s3://disks/d"];
+    let mut first = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+    store.wait_for_parts("d", 2);
+    kill_process(Pid::from_child(&first), Signal::STOP).unwrap();
+    // It goes on with the parts of the first, and makes the object of them.
+    store.zebu(&["convert", "-f", "raw", "-O", "qcow2", "disk.raw", "s3://disks/d"]).ok();
+    kill_process(Pid::from_child(&first), Signal::CONT).unwrap();
+    assert_eq!(end_of(&mut first).code(), Some(1));
+    let mut said = String::new();
+    first.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("another upload to the same object") && said.lines().count() == 1, "{said}");
+    judge(&store, dir, "qcow2", "d");
 }
 
 #[test]
