@@ -1,13 +1,16 @@
 //! Packed sources of `convert` and `backup`: what the usual programs pack is read as what was packed.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::model::difference;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{Finished, finish, zebu, zebu_program};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::end_of;
 use zebu_tests::usage::run_measured;
 
 const MIB: usize = 1 << 20;
@@ -479,4 +482,42 @@ fn damage_at_the_end_leaves_no_target() {
         same(dir, "out", &[expected.clone(), expected.clone()].concat(), packer);
     }
     assert!(names(dir).iter().all(|name| !name.starts_with('.')), "{:?}", names(dir));
+}
+
+/// Bytes that a process has read.
+fn bytes_read(pid: u32) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+    let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
+/// A file of 1 TiB that has almost nothing in it: a stream that is cut off, which shows at once, or zeroes behind a whole one.
+#[test]
+fn what_yields_nothing_is_refused_at_once_or_ended_by_a_signal() {
+    let scratch = Scratch::new("packed");
+    let dir = scratch.path();
+    let mut bytes = vec![0; 300_000];
+    Random::new(41).fill(&mut bytes);
+    std::fs::write(scratch.file("raw"), &bytes).expect("scratch is writable");
+    pack(dir, "xz -c", "raw", "whole");
+    let lengthen = |name: &str| {
+        std::fs::File::options().write(true).open(scratch.file(name)).unwrap().set_len(1 << 40).unwrap();
+    };
+    let packed = std::fs::read(scratch.file("whole")).expect("just made");
+    std::fs::write(scratch.file("cut"), &packed[..65536]).expect("scratch is writable");
+    lengthen("cut");
+    lengthen("whole");
+    for job in ["convert -O qcow2", "backup"] {
+        let words = |source| job.split(' ').chain([source, "out"]).collect::<Vec<_>>();
+        let out = zebu(dir, words("cut")).exits(1);
+        assert!(out.stderr.contains("can't unpack the xz file") && out.stderr.lines().count() == 1, "{out}");
+        let mut command = Command::new(zebu_program());
+        command.args(words("whole")).current_dir(dir).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("zebu starts");
+        wait_until("it reads what yields nothing", || bytes_read(child.id()) > 64 << 20);
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(end_of(&mut child).code(), Some(130), "{job}");
+        let said = std::io::read_to_string(child.stderr.take().expect("piped")).unwrap();
+        assert_eq!(said, "zebu: interrupted\n", "{job}");
+    }
 }

@@ -1,7 +1,10 @@
 //! Streams of packed files: what they are, and their bytes.
 
+use bzip2::bufread::BzDecoder;
 use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
 use std::io::{self, BufRead, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use zebu::{PackedFormat, skippable_frame};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
@@ -18,6 +21,12 @@ pub(crate) enum Packing {
 /// Memory that the xz decoder may have, and beyond which it uses fewer threads.
 const XZ_MEMORY: u64 = 1 << 30;
 const XZ_MEMORY_OF_THREADS: u64 = 256 << 20;
+/// Streams or frames in a row that may be empty: whoever packs disks makes none.
+const MOST_EMPTY: u32 = 1000;
+/// Packed bytes from which nothing may come. In gzip that is a header, in zstd a frame that is passed over, as a table of all
+/// frames.
+const MOST_BARREN_GZIP: u64 = 1 << 20;
+const MOST_BARREN_ZSTD: u64 = 256 << 20;
 /// Largest window of zstd, as a power of two: 128 MiB, as much as `zstd -d` allows unasked.
 const ZSTD_WINDOW: u32 = 27;
 
@@ -48,14 +57,18 @@ impl Packing {
     /// The unpacked bytes of `input`: of all streams in it, one behind the other. A stream that is cut off is an error.
     pub(crate) fn decoder<'a>(self, input: impl BufRead + Send + 'a) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
-            Self::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
-            Self::Xz => Box::new(Xz { stream: None, input }),
-            Self::Zstd => Box::new(Zstd::new(input)?),
-            Self::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
+            Self::Gzip => Yielding::decoder(input, MOST_BARREN_GZIP, flate2::bufread::MultiGzDecoder::new),
+            Self::Xz => Box::new(Xz { stream: None, input, empty: Empty::default() }),
+            Self::Zstd => {
+                let context = zstd_context()?;
+                Yielding::decoder(input, MOST_BARREN_ZSTD, |input| Zstd::new(context, input))
+            }
+            Self::Bzip2 => Box::new(Bzip2::new(input)),
             Self::Lz4 => {
                 let mut input = input;
                 skip_frames(&mut input)?;
-                Box::new(Lz4 { decoder: lz4_flex::frame::FrameDecoder::new(Watched { input, ended: false }) })
+                let decoder = lz4_flex::frame::FrameDecoder::new(Watched { input, ended: false });
+                Box::new(Lz4 { decoder, empty: Empty::default() })
             }
         })
     }
@@ -69,11 +82,88 @@ fn cut_off(packing: Packing) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {} stream is cut off", packing.name()))
 }
 
+/// Streams in a row that were empty.
+#[derive(Default)]
+struct Empty(u32);
+
+impl Empty {
+    /// A stream has ended after so many bytes.
+    fn note(&mut self, bytes: u64) -> io::Result<()> {
+        self.0 = if bytes == 0 { self.0 + 1 } else { 0 };
+        if self.0 > MOST_EMPTY {
+            return Err(damaged(format!("more than {MOST_EMPTY} streams in a row are empty")));
+        }
+        Ok(())
+    }
+}
+
+/// A decoder, and the bytes that it has taken since something came out.
+struct Yielding<D> {
+    decoder: D,
+    taken: Arc<AtomicU64>,
+}
+
+impl<D: Read> Yielding<D> {
+    /// A decoder that may take at most so many.
+    fn decoder<'a, R: BufRead + 'a>(
+        input: R,
+        most: u64,
+        make: impl FnOnce(Taken<R>) -> D,
+    ) -> Box<dyn Read + 'a>
+    where
+        D: 'a,
+    {
+        let taken = Arc::<AtomicU64>::default();
+        let decoder = make(Taken { input, taken: Arc::clone(&taken), most });
+        Box::new(Self { decoder, taken })
+    }
+}
+
+impl<D: Read> Read for Yielding<D> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(out)?;
+        if read > 0 {
+            self.taken.store(0, Ordering::Relaxed);
+        }
+        Ok(read)
+    }
+}
+
+/// Its input.
+struct Taken<R> {
+    input: R,
+    taken: Arc<AtomicU64>,
+    most: u64,
+}
+
+impl<R: BufRead> Read for Taken<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(out)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+impl<R: BufRead> BufRead for Taken<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.taken.load(Ordering::Relaxed) > self.most {
+            return Err(damaged(format!("more than {} bytes of it hold nothing", self.most)));
+        }
+        self.input.fill_buf()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.taken.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.input.consume(bytes);
+    }
+}
+
 /// Streams of xz. The blocks of one are decoded on several threads where they tell their sizes.
 struct Xz<R> {
     /// None between two streams.
     stream: Option<Stream>,
     input: R,
+    empty: Empty,
 }
 
 fn xz_stream() -> io::Result<Stream> {
@@ -107,7 +197,9 @@ impl<R: BufRead> Read for Xz<R> {
             let status = stream.process(bytes, out, action)?;
             let (read, written) = (stream.total_in() - before_in, stream.total_out() - before_out);
             self.input.consume(read as usize);
-            if status != Status::StreamEnd {
+            if status == Status::StreamEnd {
+                self.empty.note(stream.total_out())?;
+            } else {
                 self.stream = Some(stream);
                 if ended && written == 0 {
                     return Err(cut_off(Packing::Xz));
@@ -127,15 +219,22 @@ struct Zstd<R> {
     input: R,
     /// Whether a frame has begun that has not ended.
     within: bool,
+    /// Bytes of this frame.
+    bytes: u64,
+    empty: Empty,
+}
+
+fn zstd_context() -> io::Result<DCtx<'static>> {
+    let mut context = DCtx::try_create().ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    context
+        .set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW))
+        .map_err(|code| damaged(zstd_safe::get_error_name(code)))?;
+    Ok(context)
 }
 
 impl<R> Zstd<R> {
-    fn new(input: R) -> io::Result<Self> {
-        let mut context = DCtx::try_create().ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        context
-            .set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW))
-            .map_err(|code| damaged(zstd_safe::get_error_name(code)))?;
-        Ok(Self { context, input, within: false })
+    fn new(context: DCtx<'static>, input: R) -> Self {
+        Self { context, input, within: false, bytes: 0, empty: Empty::default() }
     }
 }
 
@@ -155,12 +254,49 @@ impl<R: BufRead> Read for Zstd<R> {
             let (read, written) = (from.pos(), to.pos());
             self.input.consume(read);
             self.within = hint != 0;
+            self.bytes += written as u64;
+            if !self.within {
+                self.empty.note(std::mem::take(&mut self.bytes))?;
+            }
             if written > 0 {
                 return Ok(written);
             }
             if ended && self.within {
                 return Err(cut_off(Packing::Zstd));
             }
+        }
+        Ok(0)
+    }
+}
+
+/// Streams of bzip2.
+struct Bzip2<R: BufRead> {
+    /// Always there between two reads.
+    decoder: Option<BzDecoder<R>>,
+    /// Bytes of this stream.
+    bytes: u64,
+    empty: Empty,
+}
+
+impl<R: BufRead> Bzip2<R> {
+    fn new(input: R) -> Self {
+        Self { decoder: Some(BzDecoder::new(input)), bytes: 0, empty: Empty::default() }
+    }
+}
+
+impl<R: BufRead> Read for Bzip2<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            let read = decoder.read(out)?;
+            self.bytes += read as u64;
+            if read > 0 || out.is_empty() {
+                return Ok(read);
+            }
+            if decoder.get_mut().fill_buf()?.is_empty() {
+                break;
+            }
+            self.empty.note(std::mem::take(&mut self.bytes))?;
+            self.decoder = self.decoder.take().map(|ended| BzDecoder::new(ended.into_inner()));
         }
         Ok(0)
     }
@@ -183,6 +319,7 @@ impl<R: BufRead> Read for Watched<R> {
 /// Frames of lz4. The decoder takes a file that ends before a frame does for whole, and stops behind each frame.
 struct Lz4<R: BufRead> {
     decoder: lz4_flex::frame::FrameDecoder<Watched<R>>,
+    empty: Empty,
 }
 
 /// Passes over frames that have no data.
@@ -209,8 +346,10 @@ impl<R: BufRead> Read for Lz4<R> {
         loop {
             let read = self.decoder.read(out)?;
             if read > 0 || out.is_empty() {
+                self.empty = Empty::default();
                 return Ok(read);
             }
+            self.empty.note(0)?;
             let input = self.decoder.get_mut();
             if input.ended {
                 return Err(cut_off(Packing::Lz4));
@@ -282,6 +421,23 @@ mod tests {
         let gzip = [&skipped[..], &pack("gzip -c", &content)].concat();
         assert_eq!(Packing::of(&gzip), None, "gzip has no such frames");
         assert_eq!(Packing::of(&skipped), None);
+    }
+
+    /// Whoever makes the smallest streams without end has nobody work for long.
+    #[test]
+    fn streams_without_end_that_are_empty_are_refused() {
+        let content = content(5000);
+        for line in ["gzip -c", "xz -c", "zstd -c -q", "bzip2 -c", "lz4 -c -q"] {
+            let (empty, packed) = (pack(line, b""), pack(line, &content));
+            let few = [&empty.repeat(500), &packed[..], &empty.repeat(500)].concat();
+            assert_eq!(unpack(&few).unwrap(), content, "{line}");
+            let many = [&packed[..], &empty.repeat((3 << 20) / empty.len())].concat();
+            let refusal = unpack(&many).unwrap_err().to_string();
+            assert!(refusal.contains("empty") || refusal.contains("hold nothing"), "{line}: {refusal}");
+        }
+        let skipped = [0x53, 0x2a, 0x4d, 0x18, 0, 0, 0, 0].repeat(2000);
+        let zstd = [&pack("zstd -c -q", &content)[..], &skipped].concat();
+        assert!(unpack(&zstd).unwrap_err().to_string().contains("empty"));
     }
 
     #[test]

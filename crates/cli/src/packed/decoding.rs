@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use zebu::jobs::Cancel;
 use zebu::looks_raw;
 
 /// Bytes at the end by which some formats are known.
@@ -18,6 +19,8 @@ pub(super) struct Source {
     pub(super) file: Arc<File>,
     pub(super) range: Range,
     pub(super) packing: Packing,
+    /// Ends every read of it, also where nothing comes out.
+    pub(super) cancel: Cancel,
 }
 
 /// The reason why a packed file can't be read in order.
@@ -27,6 +30,8 @@ pub(super) enum Fault {
     Told(String),
     /// The content must be read at any place.
     NeedsPlaces,
+    /// The command was told to end.
+    Cancelled,
 }
 
 impl Source {
@@ -38,12 +43,16 @@ impl Source {
     }
 
     /// `read` counts the packed bytes that were read.
-    fn decoder(&self, read: Arc<AtomicU64>) -> io::Result<Box<dyn Read>> {
-        let input = Counted { input: RangeReader::new(Arc::clone(&self.file), self.range), read };
+    pub(super) fn decoder(&self, read: Arc<AtomicU64>) -> io::Result<Box<dyn Read>> {
+        let input = RangeReader::new(Arc::clone(&self.file), self.range);
+        let input = Counted { input, read, cancel: self.cancel.clone() };
         self.packing.decoder(BufReader::with_capacity(INPUT, input))
     }
 
     fn damaged(&self, error: &io::Error) -> Fault {
+        if self.cancel.is_cancelled() {
+            return Fault::Cancelled;
+        }
         Fault::Told(format!("can't unpack the {} file: {error}", self.packing.name()))
     }
 }
@@ -51,10 +60,14 @@ impl Source {
 struct Counted<R> {
     input: R,
     read: Arc<AtomicU64>,
+    cancel: Cancel,
 }
 
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.is_cancelled() {
+            return Err(io::Error::other("given up"));
+        }
         let read = self.input.read(out)?;
         self.read.fetch_add(read as u64, Ordering::Relaxed);
         Ok(read)

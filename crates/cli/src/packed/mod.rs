@@ -131,6 +131,9 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, Failure> {
     let path = &spec.path.clone();
     let fail = |reason: &str| Failure::opening_name(path.as_os_str(), reason);
+    let failed = |reason: String| {
+        if watch.cancel().is_cancelled() { Failure::interrupted() } else { fail(&reason) }
+    };
     let no_member = |why: &str| match &args.member {
         Some(_) => Err(fail(&format!("--member names a part of a tar file, {why}"))),
         None => Ok(Prepared::default()),
@@ -160,14 +163,14 @@ pub(crate) fn prepare(
         let first = layer.first_bytes().map_err(|e| fail(&e.to_string()))?;
         if let Some(packing) = Packing::of(&first) {
             let reader = reader()?;
-            let source = layer.source(packing);
-            if is_raw_stream(spec, reader.order, &source).map_err(|reason| fail(&reason))? {
+            let source = layer.source(packing, watch);
+            if is_raw_stream(spec, reader.order, &source).map_err(&failed)? {
                 streamed = Some((source, reader));
                 layers += 1;
                 break;
             }
             let (directory, most) = (spill_directory(target), args.most_of_image(reader.target_size));
-            layer = layer.unpack(packing, &directory, most, watch).map_err(|reason| match reason {
+            layer = Layer::unpack(&source, &directory, most, watch).map_err(|reason| match reason {
                 Some(reason) => fail(&reason),
                 None => Failure::interrupted(),
             })?;
@@ -195,7 +198,7 @@ pub(crate) fn prepare(
     }
     let mut prepared = Prepared::default();
     let unpacked = if let Some((source, reader)) = streamed {
-        let length = length_of(args, &source, reader).map_err(|reason| fail(&reason))?;
+        let length = length_of(args, &source, reader).map_err(&failed)?;
         prepared.is_stream = true;
         prepared.end = matches!(length, Length::AtMost(..)).then(SourceEnd::new);
         spec.options.format = Some(Format::Raw);
@@ -230,6 +233,7 @@ pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
             Fault::Told(reason) => {
                 return Unpacking::Failed(Failure::opening_name(spec.path.as_os_str(), &reason));
             }
+            Fault::Cancelled => return Unpacking::Failed(Failure::interrupted()),
             Fault::NeedsPlaces => found = Unpacking::Again,
         }
     }
@@ -291,25 +295,18 @@ impl Layer {
         Ok(first)
     }
 
-    fn source(&self, packing: Packing) -> Source {
-        Source { file: Arc::clone(&self.file), range: self.range, packing }
+    fn source(&self, packing: Packing, watch: &Watch) -> Source {
+        let (file, cancel) = (Arc::clone(&self.file), watch.cancel().clone());
+        Source { file, range: self.range, packing, cancel }
     }
 
-    /// Unpacks it. The error has a reason unless it was cancelled.
-    fn unpack(
-        &self,
-        packing: Packing,
-        directory: &Path,
-        limit: u64,
-        watch: &Watch,
-    ) -> Result<Self, Option<String>> {
+    /// Unpacks a source. The error has a reason unless it was cancelled.
+    fn unpack(source: &Source, directory: &Path, limit: u64, watch: &Watch) -> Result<Self, Option<String>> {
         let beside = format!("the unpacked bytes need a file in '{}' (or TMPDIR)", directory.display());
         let out = spill::unnamed_file(directory).map_err(|e| Some(format!("{beside}: {e}")))?;
-        let on = |done: u64| {
-            watch.note("unpacking", done, limit.max(done));
-            !watch.cancel().is_cancelled()
-        };
-        let unpacked = spill::unpack(&self.file, self.range, packing, &out, limit, on);
+        let packing = source.packing;
+        let unpacked =
+            spill::unpack(source, &out, limit, |done| watch.note("unpacking", done, limit.max(done)));
         let len = unpacked.map_err(|stopped| match stopped {
             Stopped::Cancelled => None,
             Stopped::TooLarge => Some(format!(

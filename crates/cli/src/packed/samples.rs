@@ -6,6 +6,7 @@ use super::tar::Range;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use zebu::jobs::Cancel;
 
 /// The output of a program that packs.
 pub(super) fn pack(line: &str, content: &[u8]) -> Vec<u8> {
@@ -41,5 +42,6 @@ pub(super) fn source(packed: &[u8]) -> Source {
     let mut file = tempfile::tempfile().expect("the directory of temporary files is writable");
     file.write_all(packed).expect("just made");
     let range = Range { start: 0, len: packed.len() as u64 };
-    Source { file: Arc::new(file), range, packing: Packing::of(packed).unwrap_or(Packing::Xz) }
+    let packing = Packing::of(packed).unwrap_or(Packing::Xz);
+    Source { file: Arc::new(file), range, packing, cancel: Cancel::new() }
 }

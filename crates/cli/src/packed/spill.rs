@@ -1,13 +1,14 @@
 //! Unpacked bytes in a file without a name: what is in a packed file is read at any place, and several times.
 
-use super::decode::Packing;
+use super::decoding::Source;
 use super::tar::Range;
 use rustix::fs::{CWD, Mode, OFlags};
 use std::borrow::Borrow;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes that are read and unpacked at once.
 pub(super) const INPUT: usize = 256 << 10;
@@ -71,22 +72,15 @@ pub(crate) enum Stopped {
     Target(io::Error),
 }
 
-/// Unpacks a range of `packed` into `out`, at most `limit` bytes. `on` hears how many bytes were unpacked, and says whether to
-/// go on. Returns the length.
-pub(crate) fn unpack(
-    packed: &File,
-    range: Range,
-    packing: Packing,
-    out: &File,
-    limit: u64,
-    mut on: impl FnMut(u64) -> bool,
-) -> Result<u64, Stopped> {
-    let input = BufReader::with_capacity(INPUT, RangeReader::new(packed, range));
-    let mut decoder = packing.decoder(input).map_err(Stopped::Source)?;
+/// Unpacks `source` into `out`, at most `limit` bytes. `on` hears how many bytes were unpacked. Returns the length.
+pub(super) fn unpack(source: &Source, out: &File, limit: u64, on: impl Fn(u64)) -> Result<u64, Stopped> {
+    let failed =
+        |error| if source.cancel.is_cancelled() { Stopped::Cancelled } else { Stopped::Source(error) };
+    let mut decoder = source.decoder(Arc::default()).map_err(failed)?;
     let mut buffer = vec![0; OUTPUT];
     let mut len = 0u64;
     loop {
-        let filled = fill(&mut *decoder, &mut buffer).map_err(Stopped::Source)?;
+        let filled = fill(&mut *decoder, &mut buffer).map_err(failed)?;
         let bytes = &buffer[..filled];
         if len.saturating_add(filled as u64) > limit {
             return Err(Stopped::TooLarge);
@@ -97,7 +91,8 @@ pub(crate) fn unpack(
             }
         }
         len += filled as u64;
-        if !on(len) {
+        on(len);
+        if source.cancel.is_cancelled() {
             return Err(Stopped::Cancelled);
         }
         if filled < buffer.len() {

@@ -11,8 +11,39 @@ use zebu::skippable_frame;
 const XZ_EDGE: u64 = 12;
 /// Bytes of an index of xz that are looked at: four million blocks.
 const MOST_INDEX: u64 = 64 << 20;
+/// Bytes of zeroes between streams of xz that are stepped over: packers write fewer than these by far. Where there are more,
+/// the length shows when all is unpacked.
+const MOST_PADDING: u64 = 1 << 20;
+/// Bytes that are read at once. The headers of blocks of the usual size are further apart.
+const PIECE: u64 = 4 << 10;
 /// Bytes by which the header of a zstd frame tells how long its content is.
 const ZSTD_HEADER: usize = 18;
+
+/// Reads of a few bytes each, which lie side by side in most files: a piece around them is kept.
+struct Nearby<'a> {
+    source: &'a Source,
+    at: u64,
+    piece: Vec<u8>,
+}
+
+impl<'a> Nearby<'a> {
+    fn new(source: &'a Source) -> Self {
+        Self { source, at: 0, piece: Vec::new() }
+    }
+
+    /// So many bytes at an offset of the range, if it has them; at most [`PIECE`].
+    fn get(&mut self, at: u64, len: usize) -> Option<&[u8]> {
+        let end = at.checked_add(len as u64).filter(|end| *end <= self.source.range.len)?;
+        let piece_end = self.at + self.piece.len() as u64;
+        if at < self.at || end > piece_end {
+            // Forward or backward, the next reads are near.
+            self.at = if at < self.at { end.saturating_sub(PIECE) } else { at };
+            self.piece.resize(PIECE.min(self.source.range.len - self.at) as usize, 0);
+            self.source.read_at(&mut self.piece, self.at).ok()?;
+        }
+        self.piece.get((at - self.at) as usize..)?.get(..len)
+    }
+}
 
 impl Source {
     /// Bytes of what is in it, if it tells.
@@ -29,18 +60,25 @@ impl Source {
         if at.checked_add(out.len() as u64).is_none_or(|end| end > self.range.len) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        if self.cancel.is_cancelled() {
+            return Err(io::Error::other("given up"));
+        }
         self.file.read_exact_at(out, self.range.start + at)
     }
 
     /// The sum over all streams, the last one first. Between streams there may be zeroes.
     fn told_by_indexes(&self) -> Option<u64> {
-        let (mut end, mut total) = (self.range.len, 0u64);
+        let mut nearby = Nearby::new(self);
+        let (mut end, mut total, mut padding) = (self.range.len, 0u64, 0);
         while end > 0 {
-            let mut footer = [0; XZ_EDGE as usize];
             let footer_at = end.checked_sub(XZ_EDGE)?;
-            self.read_at(&mut footer, footer_at).ok()?;
+            let footer = nearby.get(footer_at, XZ_EDGE as usize)?;
             if footer[8..] == [0; 4] {
                 end -= 4;
+                padding += 4;
+                if padding > MOST_PADDING {
+                    return None;
+                }
                 continue;
             }
             if footer[10..] != *b"YZ" {
@@ -49,9 +87,13 @@ impl Source {
             let backward: [u8; 4] = footer[4..8].try_into().ok()?;
             let index_len = (u64::from(u32::from_le_bytes(backward)) + 1) * 4;
             let index_at = footer_at.checked_sub(index_len).filter(|_| index_len <= MOST_INDEX)?;
-            let mut index = vec![0; index_len as usize];
-            self.read_at(&mut index, index_at).ok()?;
-            let (packed, unpacked) = sums_of_index(&index)?;
+            let (packed, unpacked) = if index_len <= PIECE {
+                sums_of_index(nearby.get(index_at, index_len as usize)?)?
+            } else {
+                let mut index = vec![0; index_len as usize];
+                self.read_at(&mut index, index_at).ok()?;
+                sums_of_index(&index)?
+            };
             end = index_at.checked_sub(packed)?.checked_sub(XZ_EDGE)?;
             total = total.checked_add(unpacked)?;
         }
@@ -60,43 +102,43 @@ impl Source {
 
     /// The sum over all frames.
     fn told_by_frames(&self) -> Option<u64> {
+        let mut nearby = Nearby::new(self);
         let (mut at, mut total) = (0u64, 0u64);
         while at < self.range.len {
-            let mut header = [0; ZSTD_HEADER];
             let len = ZSTD_HEADER.min((self.range.len - at) as usize);
-            self.read_at(&mut header[..len], at).ok()?;
-            if let Some(skipped) = skippable_frame(&header[..len]) {
+            let header = nearby.get(at, len)?;
+            if let Some(skipped) = skippable_frame(header) {
                 at = at.checked_add(skipped)?;
                 continue;
             }
-            let content = zstd_safe::get_frame_content_size(&header[..len]).ok()??;
+            let descriptor = *header.get(4)?;
+            let content = zstd_safe::get_frame_content_size(header).ok()??;
             total = total.checked_add(content)?;
-            at = self.end_of_frame(at, header[4])?;
+            at = end_of_frame(&mut nearby, at, descriptor)?;
         }
         (at == self.range.len).then_some(total)
     }
+}
 
-    /// The end of the zstd frame at `at`, by the headers of its blocks (RFC 8878, section 3.1.1).
-    fn end_of_frame(&self, at: u64, descriptor: u8) -> Option<u64> {
-        let is_single = descriptor & 0x20 != 0;
-        let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
-        let content = match descriptor >> 6 {
-            0 => u64::from(is_single),
-            flag => 1 << flag,
+/// The end of the zstd frame at `at`, by the headers of its blocks (RFC 8878, section 3.1.1).
+fn end_of_frame(nearby: &mut Nearby<'_>, at: u64, descriptor: u8) -> Option<u64> {
+    let is_single = descriptor & 0x20 != 0;
+    let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let content = match descriptor >> 6 {
+        0 => u64::from(is_single),
+        flag => 1 << flag,
+    };
+    let mut at = at + 5 + u64::from(!is_single) + dictionary + content;
+    loop {
+        let header = nearby.get(at, 3)?;
+        let header = u32::from_le_bytes([header[0], header[1], header[2], 0]);
+        let len = match header >> 1 & 3 {
+            1 => 1,
+            _ => u64::from(header >> 3),
         };
-        let mut at = at + 5 + u64::from(!is_single) + dictionary + content;
-        loop {
-            let mut header = [0; 4];
-            self.read_at(&mut header[..3], at).ok()?;
-            let header = u32::from_le_bytes(header);
-            let len = match header >> 1 & 3 {
-                1 => 1,
-                _ => u64::from(header >> 3),
-            };
-            at += 3 + len;
-            if header & 1 != 0 {
-                return Some(at + if descriptor & 4 != 0 { 4 } else { 0 });
-            }
+        at += 3 + len;
+        if header & 1 != 0 {
+            return Some(at + if descriptor & 4 != 0 { 4 } else { 0 });
         }
     }
 }
@@ -132,6 +174,8 @@ mod tests {
     use super::*;
     use crate::packed::decoding::Source;
     use crate::packed::samples::{content, pack, source};
+    use crate::packed::tar::Range;
+    use std::time::Duration;
 
     fn told(packed: &[u8]) -> Option<u64> {
         source(packed).told_length()
@@ -187,6 +231,43 @@ mod tests {
         assert_eq!(take_number(&mut &[0x81, 1][..]), Some(129));
         assert_eq!(take_number(&mut &[0xff; 12][..]), None);
         assert_eq!(sums_of_index(&[0, 1]), None);
+    }
+
+    /// A file of 1 TiB that has almost nothing in it, and one of the smallest streams and blocks.
+    #[test]
+    fn what_yields_nothing_is_looked_at_quickly() {
+        let packed = pack("xz -c -0", &content(5000));
+        let hole = source(&packed);
+        hole.file.set_len(1 << 40).unwrap();
+        let hole = Source { range: Range { start: 0, len: 1 << 40 }, ..hole };
+        let padded = [&packed[..], &vec![0; 1 << 20]].concat();
+        let empty = pack("xz -c", b"").repeat(50_000);
+        let first = pack("zstd -c -q", b"");
+        // A frame of one byte of content, in a block, and many without any.
+        let mut blocks = vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, 1, 8, 0, 0, 7];
+        blocks.extend([0; 3].repeat(500_000));
+        blocks.extend([1, 0, 0]);
+        let began = cpu_time();
+        assert_eq!(hole.told_length(), None);
+        assert_eq!(told(&padded), Some(5000));
+        assert_eq!(told(&empty), Some(0));
+        assert_eq!(told(&first.repeat(50_000)), Some(0));
+        assert_eq!(told(&blocks), Some(1));
+        assert!(cpu_time() - began < Duration::from_secs(2), "{:?}", cpu_time() - began);
+    }
+
+    /// Of this thread.
+    fn cpu_time() -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    #[test]
+    fn whoever_gives_up_is_not_held_up() {
+        let source = source(&pack("xz -c -0", &content(5000)));
+        source.cancel.cancel();
+        assert_eq!(source.told_length(), None);
+        assert!(source.first_bytes(100).is_err());
     }
 
     #[test]
