@@ -25,6 +25,8 @@ pub enum Mishap {
     WithoutRange,
     /// In the head of the response, every first text is the second.
     Replace(&'static str, &'static str),
+    /// The response marks no version of the object.
+    WithoutVersions,
     /// The range that the response tells is so much higher.
     RangeHigher(u64),
     /// It comes so much later.
@@ -244,6 +246,9 @@ fn converse(client: &TcpStream, shared: &Shared) -> std::io::Result<End> {
         }
         match &mishap {
             Mishap::Replace(old, new) => response = response.replace(old, new),
+            Mishap::WithoutVersions => {
+                response = response.replace("ETag:", "X-Tag:").replace("Last-Modified:", "X-Modified:");
+            }
             Mishap::RangeHigher(more) => {
                 if let Some((start, end)) = value(&response, "content-range")
                     .and_then(|range| range.strip_prefix("bytes ")?.split('/').next()?.split_once('-'))

@@ -1,6 +1,7 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
+use crate::program;
 use crate::remote_cache::{self, CacheChoice, cached};
 use crate::uploads::{tell_uploads, upload_stats};
 use serde::Serialize;
@@ -135,6 +136,14 @@ impl Disk {
     /// An object, with the cache before it that the command line asks for.
     fn with_cache(disk: HttpDisk, memory: u64) -> Result<Self, RemoteError> {
         let disk = Arc::new(disk);
+        // What is read in one piece is of one version. QEMU's programs say nothing.
+        if !disk.has_versions() && !disk.is_streamed() && !program::called().is_qemu() {
+            stderr::tell(&format!(
+                "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
+                 may be put together of two versions",
+                disk.name()
+            ));
+        }
         let (cached, uncached) = match given().cache {
             None => (None, None),
             Some(choice) => match cached(&choice, &disk, memory)? {
@@ -348,13 +357,6 @@ pub(crate) fn tell_transfers() {
             "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
              {reconnects} reconnections"
         ));
-        if let Disk::Http { disk, .. } = disk
-            && !disk.has_versions()
-        {
-            stderr::tell(&format!(
-                "{name}: the server marks no versions (ETag, Last-Modified): a change of the object is seen by its length only"
-            ));
-        }
         let uncached = match disk {
             Disk::Nbd(_) => given().cache.map(|_| "an NBD server does not mark versions of its disks"),
             Disk::Http { uncached, .. } => *uncached,

@@ -1,7 +1,8 @@
 //! Reading from the beginning to the end, where the server has no ranges: one response, and a window of it in memory.
 //!
 //! Reads of the beginning, which is kept, and of the window are answered from memory; reads beyond have the stream go on.
-//! Reads before the window fail. When the connection breaks, all of it is asked for again, if the server marks versions.
+//! Reads before the window fail. When the connection breaks, all of it is asked for again, if the server marks versions, as long
+//! as what comes again is in proportion to the object.
 
 use super::cache::BLOCK;
 use super::connection::{Connection, INPUT, Patience};
@@ -15,6 +16,8 @@ use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// Bytes of the beginning that are kept.
 const HEAD: u64 = 1 << 20;
+/// Bytes that may come again: so often the object, and so many more.
+const MOST_AGAIN: (u64, u64) = (2, 16 << 20);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
@@ -58,6 +61,7 @@ impl Streamed {
         let stream = Stream {
             connection: Some(connection),
             position: 0,
+            again: 0,
             head: Vec::new(),
             window: VecDeque::new(),
             most: window,
@@ -178,6 +182,7 @@ impl Streamed {
     fn receive(&self, stream: &mut Stream, end: u64, patience: &Patience<'_>) -> Result<(), Trouble> {
         let mut skip = 0;
         if stream.connection.is_none() {
+            self.check_again(stream)?;
             let (_, connection, reply, _) = self.source.find(None, patience)?;
             if !matches!(reply, Reply::Whole { .. }) {
                 return Err(Trouble::Passing {
@@ -203,6 +208,8 @@ impl Streamed {
             self.source.count_read(read as u64);
             if skip > 0 {
                 skip -= read as u64;
+                stream.again += read as u64;
+                self.check_again(stream)?;
             } else {
                 stream.push(&piece[..read]);
                 self.lock().position = stream.position;
@@ -212,11 +219,29 @@ impl Streamed {
     }
 }
 
+impl Streamed {
+    /// Gives up a server whose answers break off again and again.
+    fn check_again(&self, stream: &Stream) -> Result<(), Trouble> {
+        let (times, more) = MOST_AGAIN;
+        if stream.again <= self.source.len().saturating_mul(times).saturating_add(more) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the server breaks its answers off again and again: {} bytes came at most, and {} bytes once more (download the \
+             object first)",
+            stream.position, stream.again
+        );
+        Err(Trouble::Refused { errno: libc::EIO, reason })
+    }
+}
+
 /// The bytes that have come.
 struct Stream {
     connection: Option<Connection>,
     /// Bytes of the object so far.
     position: u64,
+    /// Bytes that came once more.
+    again: u64,
     head: Vec<u8>,
     /// The latest of them.
     window: VecDeque<u8>,

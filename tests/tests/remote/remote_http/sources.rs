@@ -154,6 +154,40 @@ fn a_server_without_ranges_is_streamed_once_and_nothing_else() {
     zebu(dir, ["info", "-f", "raw", &server.url("/whole/small")]).ok();
 }
 
+/// What comes again is bounded in proportion to the object, however fast it comes.
+#[test]
+fn a_server_without_ranges_that_always_breaks_off_is_given_up() {
+    let scratch = Scratch::new("http-cut");
+    let dir = scratch.path();
+    let content = source(dir);
+    let server = WebServer::start(dir);
+    let half = content.len() as u64 / 2;
+    let proxy = WebProxy::start(server.port(), move |_, _| Mishap::CutAfter(half));
+    let out = convert(dir, &["-f", "raw"], &proxy.url("/whole/disk.raw")).exits(1);
+    assert!(out.stderr.contains("breaks its answers off again and again"), "{out}");
+    let most = 2 * content.len() as u64 + (16 << 20);
+    assert!(proxy.requests() as u64 <= most / half + 4, "{} requests", proxy.requests());
+}
+
+/// Without marks of versions, a change of the object shows in nothing but its length.
+#[test]
+fn a_server_that_marks_no_versions_is_warned_of() {
+    let scratch = Scratch::new("http-unmarked");
+    let dir = scratch.path();
+    let content = source(dir);
+    let server = WebServer::start(dir);
+    let plain = convert(dir, &["-f", "raw"], &server.url("/disk.raw")).ok();
+    assert_eq!(plain.stderr, "");
+    let proxy = WebProxy::start(server.port(), |_, _| Mishap::WithoutVersions);
+    let url = proxy.url("/disk.raw");
+    let converted = convert(dir, &["-f", "raw"], &url).ok();
+    assert!(flat(dir) == content);
+    let backup = zebu(dir, ["backup", "-f", "raw", "--manifest", "manifest", &url, "backup.qcow2"]).ok();
+    for out in [converted, backup] {
+        assert!(out.stderr.contains("marks no versions") && out.stderr.lines().count() == 1, "{out}");
+    }
+}
+
 #[test]
 fn a_server_in_its_sandbox_connects_again_to_where_its_image_is() {
     let scratch = Scratch::new("http-serve");
