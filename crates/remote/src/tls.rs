@@ -209,9 +209,14 @@ fn server_name(name: &str) -> Result<ServerName<'static>, String> {
         .map_err(|_| format!("'{name}' is no name that a certificate can have; give tls-hostname"))
 }
 
+/// The file of authorities that the user has chosen in place of the system's.
+pub(crate) fn chosen_authorities() -> Option<PathBuf> {
+    std::env::var_os("SSL_CERT_FILE").map(PathBuf::from)
+}
+
 fn system_authorities() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os("SSL_CERT_FILE") {
-        return Ok(path.into());
+    if let Some(path) = chosen_authorities() {
+        return Ok(path);
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {

@@ -168,8 +168,9 @@ impl HttpDisk {
         }
         let mark =
             source.strong_mark().ok_or("the server does not mark versions of the object (a strong ETag)")?;
-        let url = source.url();
-        Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &url.for_request(), mark, source.len()))
+        let (url, trust) = (source.url(), source.trust()?);
+        let place = format!("{trust} {}", url.for_request());
+        Ok(crate::range_cache::ObjectVersion::new(&url.to_string(), &place, mark, source.len()))
     }
 
     /// From now on, each read is fetched as it is: no more is fetched around it, nor kept, because a cache above does so.

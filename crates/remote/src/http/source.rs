@@ -13,6 +13,8 @@ use crate::network::deadline::{Allowance, Backlog};
 use crate::network::{OutOfReach, Reach, is_public, written_address};
 use crate::stats::RemoteStats;
 use crate::stream::Stream;
+#[cfg(feature = "cache")]
+use crate::tls::chosen_authorities;
 use crate::tls::{ServerTrust, Tls};
 use std::collections::HashMap;
 use std::io;
@@ -204,6 +206,30 @@ impl Source {
     #[cfg(feature = "cache")]
     pub(super) fn strong_mark(&self) -> Option<&str> {
         self.pinned.get().and_then(|pinned| pinned.validators.strong())
+    }
+
+    /// Whose word it is that the bytes are the server's, as a part of a key: what one reader got is not given to another
+    /// who would not have believed it.
+    ///
+    /// # Errors
+    /// Nobody's word; in words.
+    #[cfg(feature = "cache")]
+    pub(super) fn trust(&self) -> Result<String, &'static str> {
+        let HttpOptions { verification, authorities, redirects, .. } = &self.options;
+        if *verification == Verification::Off {
+            return Err("the server's certificate is not verified");
+        }
+        if !self.original.is_secure() {
+            return Ok("nobody".to_owned());
+        }
+        let by = match authorities.clone().or_else(chosen_authorities) {
+            None => "system".to_owned(),
+            Some(file) => {
+                let bytes = std::fs::read(file).map_err(|_| "the file of authorities can't be read")?;
+                blake3::hash(&bytes).to_hex().to_string()
+            }
+        };
+        Ok(if *redirects == Redirects::Any { format!("{by} any-redirect") } else { by })
     }
 
     pub(super) fn note_failure(&self, reason: &str) {
