@@ -78,6 +78,12 @@ fn with_cache(
     Ok(Ok(Arc::new(cached)))
 }
 
+/// The directory of the cache, if there is one.
+pub(crate) fn directory() -> Option<PathBuf> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.as_ref().map(|(choice, _)| choice.directory.clone())
+}
+
 /// Has everything stored that was fetched.
 pub(crate) fn finish() {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -326,6 +326,48 @@ fn two_that_evict_from_each_other_show_no_wrong_byte() {
     assert!(sides.iter().all(|cache| cache.stats().bad_blocks == 0 && cache.stats().evicted > 0));
 }
 
+/// What another process has stored after this one began is evicted as well, so that neither is without a cache for good.
+#[test]
+fn a_cache_that_another_process_has_filled_takes_what_is_read_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mine, others) = (Far::new(12 << 20, 8), Far::new(40 << 20, 9));
+    let (cache, told) = open(dir.path(), 16 << 20);
+    let near = disk(&cache, &mine);
+    check_and_store(&cache, &*near, &mine, 11 << 20);
+    let (other, others_told) = open(dir.path(), 16 << 20);
+    let theirs = disk(&other, &others);
+    check_and_store(&other, &*theirs, &others, others.len);
+    drop((theirs, other));
+    // Ranges are told apart by the second of their use.
+    std::thread::sleep(Duration::from_millis(1100));
+    for _ in 0..2 {
+        check_and_store(&cache, &*near, &mine, mine.len);
+    }
+    let before = mine.fetches();
+    check_and_store(&cache, &*near, &mine, mine.len);
+    assert_eq!(mine.fetches(), before, "all of it is there");
+    check_size(dir.path(), 16 << 20);
+    assert!(told.lock().unwrap().is_empty() && others_told.lock().unwrap().is_empty());
+}
+
+/// Several processes that read one object, which is larger than the cache.
+#[test]
+fn of_several_that_share_an_object_all_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let far = Far::new(40 << 20, 10);
+    let sides: Vec<_> = (0..6).map(|_| open(dir.path(), 16 << 20)).collect();
+    std::thread::scope(|scope| {
+        for (cache, _) in &sides {
+            let far = &far;
+            scope.spawn(move || {
+                check_and_store(cache, &*disk(cache, far), far, far.len);
+            });
+        }
+    });
+    check_size(dir.path(), 16 << 20);
+    assert!(sides.iter().all(|(_, told)| told.lock().unwrap().is_empty()));
+}
+
 #[test]
 fn flipped_bits_are_found_reported_and_fetched_again() {
     let dir = tempfile::tempdir().unwrap();

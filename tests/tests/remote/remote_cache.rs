@@ -6,8 +6,10 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use zebu_tests::certificates::{AUTHORITY, certificates, issue};
 use zebu_tests::mount::Mounted;
 use zebu_tests::nbd_client::Client;
+use zebu_tests::patience::wait_until;
 use zebu_tests::program::{find, run_in, zebu};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -224,7 +226,7 @@ fn a_disk_that_is_full_at_the_start_is_told_of_and_reads_go_on() {
         let done = zebu(dir, words.iter().copied().chain([url.as_str(), "copy.raw"])).ok();
         assert!(std::fs::read(dir.join("copy.raw")).unwrap() == content, "{turn}");
         // What an earlier command could not store is given back at the opening, which may be enough for the object's map.
-        let is_told = ["is kept", "nothing more is stored"].iter().any(|words| done.stderr.contains(words));
+        let is_told = ["is kept", "nothing is stored"].iter().any(|words| done.stderr.contains(words));
         assert!(done.stderr.lines().count() == 1 && is_told, "{turn}: {}", done.stderr);
     }
 }
@@ -247,7 +249,7 @@ fn a_full_disk_ends_the_storing_once_and_nothing_else() {
     }
     drop(client);
     let said = server.stop_with_messages();
-    assert!(said.lines().count() == 1 && said.contains("nothing more is stored"), "{said}");
+    assert!(said.lines().count() == 1 && said.contains("nothing is stored"), "{said}");
     assert!(said.contains("No space left"), "{said}");
     // What was stored before is used by the next one.
     let line = ["io", "-v", "-r", "-f", "raw", "--cache-dir"];
@@ -257,4 +259,81 @@ fn a_full_disk_ends_the_storing_once_and_nothing_else() {
         line.iter().copied().chain([cache.to_str().unwrap(), &web.url("/disk.raw"), "-c", "read 1M 1M"]),
     );
     assert!(out.ok().stderr.contains(" 0 bytes fetched"));
+}
+
+/// A false server that tells the same version as the true one, read by who does not verify it.
+#[test]
+fn bytes_that_nobody_vouched_for_are_given_to_nobody_else() {
+    let scratch = Scratch::new("cache-trust");
+    let dir = scratch.path();
+    let content = source(dir, 8);
+    certificates(dir);
+    let web = WebServer::start(dir);
+    let (url, path) = (web.secure_url("/disk.raw"), dir.join("www/disk.raw"));
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    // nginx makes an ETag of the length and the time.
+    let show = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    };
+    show(&vec![0xee; LEN]);
+    let unchecked = format!("driver=https,url={url},sslverify=off");
+    let (bytes, said) = convert(dir, &["--image-opts"], &unchecked);
+    assert!(bytes == vec![0xee; LEN]);
+    assert!(said.contains("not cached: the server's certificate is not verified"), "{said}");
+    show(&content);
+    let verified = ["-f", "raw", "--tls-ca", "ca-cert.pem"];
+    let (bytes, said) = convert(dir, &verified, &url);
+    assert!(bytes == content, "{said}");
+    let (bytes, said) = convert(dir, &verified, &url);
+    assert!(bytes == content && said.contains(" 0 bytes fetched"), "{said}");
+    // Who believes others, or follows a server anywhere, has bytes of their own.
+    issue(dir, "other", "other", "/CN=other", AUTHORITY);
+    let both = ["ca-cert.pem", "other-cert.pem"].map(|name| std::fs::read(dir.join(name)).unwrap()).concat();
+    std::fs::write(dir.join("both.pem"), both).unwrap();
+    for words in
+        [&["-f", "raw", "--tls-ca", "both.pem"][..], &[&verified[..], &["--redirects", "any"]].concat()]
+    {
+        let (bytes, said) = convert(dir, words, &url);
+        assert!(bytes == content && !said.contains(" 0 bytes fetched"), "{said}");
+    }
+}
+
+/// A server in its sandbox, whose cache another process has filled meanwhile.
+#[test]
+fn a_server_stores_again_after_another_process_has_filled_the_cache() {
+    let scratch = Scratch::new("cache-starved");
+    let dir = scratch.path();
+    let content = source(dir, 9);
+    std::fs::write(dir.join("www/other.raw"), content.repeat(2)).unwrap();
+    let web = WebServer::start(dir);
+    let cache = ["--cache-dir", "cache", "--remote-cache-size", "16M"];
+    let options =
+        format!("--control ctl.sock --read-only -f raw {} {}", cache.join(" "), web.url("/disk.raw"));
+    let server = Server::start(dir, &options);
+    let mut client = Client::open(server.socket(), "").unwrap();
+    let mut read = |from: usize, to: usize| {
+        for at in (from..to).map(|at| at << 20) {
+            assert!(client.read(at as u64, 1 << 20).unwrap() == content[at..][..1 << 20]);
+        }
+    };
+    let counter = |name: &str| {
+        let stats = zebu(dir, ["ctl", "ctl.sock", "stats"]).ok().stdout;
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        stats["remote-cache"][name].as_u64().unwrap()
+    };
+    read(0, 4);
+    wait_until("it is stored", || counter("stored-bytes") >= 4 << 20);
+    let line = [&["convert", "-f", "raw", "-O", "raw"][..], &cache].concat();
+    let url = web.url("/other.raw");
+    zebu(dir, line.iter().copied().chain([url.as_str(), "other.raw"])).ok();
+    let stored = counter("stored-bytes");
+    read(20, 22);
+    wait_until("what is read now is stored", || counter("stored-bytes") >= stored + (2 << 20));
+    wait_until("it comes from the cache", || {
+        let hits = counter("hit-bytes");
+        read(20, 22);
+        counter("hit-bytes") >= hits + (2 << 20)
+    });
+    server.stop();
 }

@@ -4,7 +4,6 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
 use crate::program;
-use crate::remote_disk;
 use crate::secrets::Sources;
 use crate::secrets::any_came_from_a_pipe;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
@@ -20,6 +19,7 @@ use crate::serve::{connector, descriptors, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
+use crate::{remote_cache, remote_disk};
 use futures_util::lock::Mutex;
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
@@ -411,7 +411,7 @@ fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
 fn enter_sandbox(args: &ServeArgs) {
-    let sandbox::Outcome { failures, missing } = sandbox::enter();
+    let sandbox::Outcome { failures, missing } = sandbox::enter(remote_cache::directory().as_deref());
     for failure in failures {
         args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
     }

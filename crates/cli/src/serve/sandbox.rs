@@ -3,10 +3,12 @@
 
 use super::system_calls;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, Scope,
 };
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use zebu_storage::{landlock_version, restrict_all_threads};
 
 /// The newest rights that are given up, as far as the kernel knows them.
@@ -29,14 +31,14 @@ pub(crate) struct Outcome {
 }
 
 /// From now on, the process has the system calls of `system_calls.rs` only, and no thread of it can open, make or remove
-/// files; nor bind or connect TCP sockets, send signals to other processes, nor gain rights by running programs. What is open
-/// stays usable.
-pub(crate) fn enter() -> Outcome {
+/// files, but open those of `cache`, the directory of a cache; nor bind or connect TCP sockets, send signals to other processes,
+/// nor gain rights by running programs. What is open stays usable.
+pub(crate) fn enter(cache: Option<&Path>) -> Outcome {
     let mut outcome = Outcome::default();
     let version = landlock_version();
     if version == 0 {
         outcome.failures.push("files can still be opened: the kernel has no Landlock".to_owned());
-    } else if let Err(reason) = give_up_files() {
+    } else if let Err(reason) = give_up_files(cache) {
         outcome.failures.push(format!("files can still be opened: {reason}"));
     } else {
         outcome.missing = SINCE.iter().filter(|(since, _)| version < *since).map(|(_, what)| *what).collect();
@@ -47,13 +49,18 @@ pub(crate) fn enter() -> Outcome {
     outcome
 }
 
-fn give_up_files() -> Result<(), Box<dyn Error>> {
-    let rules = Ruleset::default()
+fn give_up_files(cache: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
+    if let Some(directory) = cache {
+        // What others store there later is evicted by this process, too.
+        let rights = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile;
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, rights))?;
+    }
     let rules = Option::<OwnedFd>::from(rules).ok_or("the kernel has no Landlock")?;
     Ok(restrict_all_threads(rules.as_fd())?)
 }
@@ -77,7 +84,12 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
-        give_up_files().unwrap();
+        let (cache, of_cache) = (dir.path().join("cache"), dir.path().join("cache/map"));
+        fs::create_dir(&cache).unwrap();
+        fs::write(&of_cache, "ranges").unwrap();
+        give_up_files(Some(&cache)).unwrap();
+        assert_eq!(fs::read_dir(&cache).unwrap().count(), 1);
+        drop(fs::OpenOptions::new().read(true).write(true).open(&of_cache).unwrap());
         let mut content = String::new();
         open.read_to_string(&mut content).unwrap();
         assert_eq!(content, "content");
@@ -86,6 +98,8 @@ mod tests {
             fs::File::create(file.with_extension("new")).map(drop),
             fs::File::open("/etc/passwd").map(drop),
             fs::create_dir(file.with_extension("dir")),
+            fs::remove_file(&of_cache),
+            fs::write(cache.join("new"), ""),
             fs::remove_file(&socket),
             fs::remove_file(&file),
         ] {

@@ -6,7 +6,7 @@
 use super::object::ObjectFiles;
 use super::record::{BLOCK, RANGE, VERSION};
 use super::uses::Uses;
-use super::version::ObjectVersion;
+use super::version::{ObjectVersion, directory_of};
 use super::workers::Workers;
 use crate::error::RemoteError;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const STATE: &str = "state";
 /// Bytes of `state`.
@@ -28,6 +28,10 @@ const USAGE: u64 = 16;
 const LEAST_SIZE: u64 = 16 << 20;
 /// The most objects of others that are open, to be evicted when there is no room.
 const MOST_OBJECTS: usize = 256;
+/// How long a process evicts by what it knows before it looks what others have stored.
+const STOCK_INTERVAL: Duration = Duration::from_secs(300);
+/// How long nothing is stored after there was no place for it.
+const PAUSE: Duration = Duration::from_secs(10);
 /// Seconds after which others learn that a range was used.
 const USE_INTERVAL: u32 = 60;
 /// The longest that the end of a cache waits for what is to be stored.
@@ -89,13 +93,34 @@ pub struct RangeCache {
     uses: Mutex<Uses>,
     pub(super) counters: Counters,
     pub(super) workers: Arc<Workers>,
-    /// Nothing is stored any more.
-    is_full: AtomicBool,
+    /// When there was no place last, unless something was stored since.
+    no_place: Mutex<Option<Instant>>,
+    /// That was told once.
+    is_told: AtomicBool,
 }
 
 struct Shared {
     state: File,
-    objects: Vec<Arc<ObjectFiles>>,
+    /// By number; `None` for one that was given up.
+    objects: Vec<Option<Arc<ObjectFiles>>>,
+    /// When it was looked last what there is.
+    stock_taken: Instant,
+}
+
+impl Shared {
+    fn number_of(&self, is_it: impl Fn(&ObjectFiles) -> bool) -> Option<usize> {
+        self.objects.iter().position(|object| object.as_deref().is_some_and(&is_it))
+    }
+
+    /// Keeps an object open; its number.
+    fn keep(&mut self, object: Arc<ObjectFiles>) -> usize {
+        let number = self.objects.iter().position(Option::is_none).unwrap_or(self.objects.len());
+        if number == self.objects.len() {
+            self.objects.push(None);
+        }
+        self.objects[number] = Some(object);
+        number
+    }
 }
 
 /// The directory's lock.
@@ -159,11 +184,12 @@ impl RangeCache {
             path: path.to_owned(),
             size: options.size,
             report: options.report,
-            shared: Mutex::new(Shared { state, objects: Vec::new() }),
+            shared: Mutex::new(Shared { state, objects: Vec::new(), stock_taken: Instant::now() }),
             uses: Mutex::default(),
             counters: Counters::default(),
             workers,
-            is_full: AtomicBool::new(false),
+            no_place: Mutex::default(),
+            is_told: AtomicBool::new(false),
         };
         {
             let mut locked = cache.lock().map_err(failed)?;
@@ -210,14 +236,29 @@ impl RangeCache {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the objects that are there, and counts what they have.
+    /// Looks for the objects that are there, keeps those open that may be evicted from, and counts what all have.
     fn take_stock(&self, locked: &mut Locked<'_>) -> io::Result<()> {
+        locked.0.stock_taken = Instant::now();
+        let entries = std::fs::read_dir(&self.path)?;
+        *self.uses() = Uses::default();
+        for object in &mut locked.0.objects {
+            // Nobody here reads it: it is open to be evicted from, if it is still among the latest.
+            object.take_if(|object| Arc::strong_count(object) == 1);
+        }
         let mut found = Vec::new();
-        for entry in std::fs::read_dir(&self.path)? {
+        let mut usage = 0;
+        for entry in entries {
             let entry = entry?;
             let name = entry.file_name();
             let is_ours = name.len() == 64 && name.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit);
             if !is_ours || !entry.file_type()?.is_dir() {
+                continue;
+            }
+            let is_named_so =
+                |object: &ObjectFiles| directory_of(object.key()).as_bytes() == name.as_encoded_bytes();
+            if let Some(number) = locked.0.number_of(is_named_so) {
+                let Some(object) = &locked.0.objects[number] else { continue };
+                usage += self.note_ranges(number, object);
                 continue;
             }
             let path = entry.path();
@@ -231,21 +272,27 @@ impl RangeCache {
             // Closed again: there may be more objects than a process may have files.
         }
         found.sort_by_key(|(latest, ..)| std::cmp::Reverse(*latest));
-        let usage = found.iter().map(|(.., bytes)| bytes).sum::<u64>();
         let others = found.split_off(found.len().min(MOST_OBJECTS));
+        usage += others.iter().map(|(.., bytes)| bytes).sum::<u64>();
         let given_up = self.give_up_oldest(&others);
         for (_, path, _) in found {
             let Some(files) = self.open_found(&path) else { continue };
-            let number = locked.0.objects.len();
-            let mut uses = self.uses();
-            for (range, _, used) in files.scan() {
-                uses.note((number, range), used);
-            }
-            drop(uses);
-            locked.0.objects.push(Arc::new(files));
+            let object = Arc::new(files);
+            let number = locked.0.keep(Arc::clone(&object));
+            usage += self.note_ranges(number, &object);
         }
         locked.set_usage(usage.saturating_sub(given_up));
         Ok(())
+    }
+
+    /// Notes the ranges of an object, so that they can be evicted; their bytes.
+    fn note_ranges(&self, number: usize, object: &ObjectFiles) -> u64 {
+        let ranges = object.scan();
+        let mut uses = self.uses();
+        for (range, _, used) in &ranges {
+            uses.note((number, *range), *used);
+        }
+        ranges.iter().map(|(_, bytes, _)| bytes).sum()
     }
 
     /// The files of an object that was found; `None` if it is none, or can't be opened.
@@ -296,9 +343,8 @@ impl RangeCache {
 
     fn open_object(&self, version: &ObjectVersion) -> io::Result<(usize, Arc<ObjectFiles>)> {
         let mut locked = self.lock()?;
-        let known = locked.0.objects.iter().position(|object| object.key() == version.key());
-        if let Some(number) = known
-            && let Some(object) = locked.0.objects.get(number)
+        if let Some(number) = locked.0.number_of(|object| object.key() == version.key())
+            && let Some(object) = &locked.0.objects[number]
         {
             return Ok((number, Arc::clone(object)));
         }
@@ -312,27 +358,33 @@ impl RangeCache {
             ObjectFiles::open(&directory)?
                 .ok_or_else(|| io::Error::other("its files are not as they were made"))?
         };
-        let number = locked.0.objects.len();
-        let mut uses = self.uses();
-        for (range, _, used) in object.scan() {
-            uses.note((number, range), used);
-        }
         let object = Arc::new(object);
-        locked.0.objects.push(Arc::clone(&object));
+        let number = locked.0.keep(Arc::clone(&object));
+        self.note_ranges(number, &object);
         Ok((number, object))
     }
 
     /// Evicts what was not used for longest, until `wanted` more bytes fit; whether they do.
     fn make_room(&self, locked: &mut Locked<'_>, wanted: u64) -> bool {
-        let mut usage = locked.usage();
-        if usage.saturating_add(wanted) <= self.size {
+        if locked.usage().saturating_add(wanted) <= self.size {
             return true;
         }
+        // What other processes have stored since is evicted as well, the oldest first.
+        let is_old = locked.0.stock_taken.elapsed() >= STOCK_INTERVAL;
+        if is_old && self.take_stock(locked).is_err() {
+            return self.evict(locked, wanted);
+        }
+        self.evict(locked, wanted) || !is_old && self.take_stock(locked).is_ok() && self.evict(locked, wanted)
+    }
+
+    /// The same, of the ranges that this process knows of.
+    fn evict(&self, locked: &mut Locked<'_>, wanted: u64) -> bool {
+        let mut usage = locked.usage();
         // Somewhat more, so that not each block evicts another.
         let least = self.size - (self.size / 64).max(wanted).min(self.size);
         while usage > least {
             let Some(((number, range), last_use)) = self.uses().take_oldest() else { break };
-            let Some(object) = locked.0.objects.get(number) else { continue };
+            let Some(Some(object)) = locked.0.objects.get(number) else { continue };
             match object.evict(range, last_use) {
                 Ok(bytes) => {
                     usage = usage.saturating_sub(bytes);
@@ -361,14 +413,17 @@ impl RangeCache {
     pub(super) fn store(&self, number: usize, object: &ObjectFiles, first: u64, blocks: &[Arc<[u8]>]) {
         let bytes = blocks.iter().map(|block| block.len() as u64).sum::<u64>();
         match self.try_store(number, object, first, blocks) {
-            Ok(true) => drop(self.counters.stored.fetch_add(bytes, Relaxed)),
+            Ok(true) => {
+                self.counters.stored.fetch_add(bytes, Relaxed);
+                *self.no_place() = None;
+            }
             Ok(false) => {
                 self.counters.not_stored.fetch_add(bytes, Relaxed);
-                self.stop_storing("other objects fill it that can't be evicted");
+                self.pause_storing("other objects fill it that can't be evicted");
             }
             Err(error) => {
                 self.counters.not_stored.fetch_add(bytes, Relaxed);
-                self.stop_storing(&error.to_string());
+                self.pause_storing(&error.to_string());
             }
         }
     }
@@ -397,15 +452,21 @@ impl RangeCache {
         Ok(true)
     }
 
-    /// Whether what is fetched is stored.
-    pub(super) fn stores(&self) -> bool {
-        !self.is_full.load(Relaxed)
+    fn no_place(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.no_place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stop_storing(&self, reason: &str) {
-        if !self.is_full.swap(true, Relaxed) {
+    /// Whether what is fetched is to be stored.
+    pub(super) fn stores(&self) -> bool {
+        self.no_place().is_none_or(|since| since.elapsed() >= PAUSE)
+    }
+
+    /// Stores nothing for a while.
+    fn pause_storing(&self, reason: &str) {
+        *self.no_place() = Some(Instant::now());
+        if !self.is_told.swap(true, Relaxed) {
             (self.report)(&format!(
-                "nothing more is stored in the cache '{}': {reason}. What it has is used, the rest comes from the server",
+                "nothing is stored in the cache '{}' at present: {reason}. What it has is used, the rest comes from the server",
                 self.path.display()
             ));
         }

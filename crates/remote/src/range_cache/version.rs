@@ -43,6 +43,11 @@ impl ObjectVersion {
 
     /// The name of its directory.
     pub(super) fn directory(&self) -> String {
-        blake3::Hash::from(self.key).to_hex().to_string()
+        directory_of(&self.key)
     }
+}
+
+/// The name of the directory of an object with this key.
+pub(super) fn directory_of(key: &[u8; 32]) -> String {
+    blake3::Hash::from(*key).to_hex().to_string()
 }
