@@ -68,7 +68,7 @@ fn what_a_client_wants_to_be_read_ahead_is_read_one_after_the_other() {
     let server = Server::start(dir, &format!("-f qcow2 {IMAGE}"));
     let mut client = Client::open(server.socket(), "").unwrap();
     for at in (0..8).map(|number| number << 20) {
-        assert_eq!(client.write(0, at, &[7; 1 << 20]).unwrap(), 0);
+        assert_eq!(client.write(0, at, &vec![7; 1 << 20]).unwrap(), 0);
     }
     let (long, short) = (8 << 20, 512);
     for (cookie, len) in [(1, long), (2, short), (3, long), (4, short)] {

@@ -2,6 +2,7 @@
 
 use bzip2::bufread::BzDecoder;
 use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
+use lz4_flex::frame::FrameDecoder;
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,8 +68,7 @@ impl Packing {
             Self::Lz4 => {
                 let mut input = input;
                 skip_frames(&mut input)?;
-                let decoder = lz4_flex::frame::FrameDecoder::new(Watched { input, ended: false });
-                Box::new(Lz4 { decoder, empty: Empty::default() })
+                Box::new(Lz4 { decoder: Some(frame_decoder(input)), empty: Empty::default() })
             }
         })
     }
@@ -318,7 +318,8 @@ impl<R: BufRead> Read for Watched<R> {
 
 /// Frames of lz4. The decoder takes a file that ends before a frame does for whole, and stops behind each frame.
 struct Lz4<R: BufRead> {
-    decoder: lz4_flex::frame::FrameDecoder<Watched<R>>,
+    /// Of this frame: another may have blocks of another size, at which the decoder panics. Always there between two reads.
+    decoder: Option<FrameDecoder<Watched<R>>>,
     empty: Empty,
 }
 
@@ -341,24 +342,30 @@ fn skip_frames(input: &mut impl BufRead) -> io::Result<()> {
     }
 }
 
+fn frame_decoder<R: BufRead>(input: R) -> FrameDecoder<Watched<R>> {
+    FrameDecoder::new(Watched { input, ended: false })
+}
+
 impl<R: BufRead> Read for Lz4<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let read = self.decoder.read(out)?;
+        while let Some(decoder) = &mut self.decoder {
+            let read = decoder.read(out)?;
             if read > 0 || out.is_empty() {
                 self.empty = Empty::default();
                 return Ok(read);
             }
             self.empty.note(0)?;
-            let input = self.decoder.get_mut();
+            let input = decoder.get_mut();
             if input.ended {
                 return Err(cut_off(Packing::Lz4));
             }
             skip_frames(&mut input.input)?;
             if input.input.fill_buf()?.is_empty() {
-                return Ok(0);
+                break;
             }
+            self.decoder = self.decoder.take().map(|ended| frame_decoder(ended.into_inner().input));
         }
+        Ok(0)
     }
 }
 
