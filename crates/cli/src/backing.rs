@@ -121,8 +121,12 @@ pub(crate) fn required_format(
 
 /// Bytes of the disk of a backing file, looking at its header only.
 pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Result<u64, Failure> {
-    let image = header(session, path, Some(format)).map_err(|error| Failure::opening(path, &error))?;
-    Ok(image.virtual_size())
+    opened_header(session, path, format).map(|image| image.virtual_size())
+}
+
+/// An image of which nothing but the header and the small tables was read.
+pub(crate) fn opened_header(session: &Session, path: &Path, format: Format) -> Result<Image, Failure> {
+    header(session, path, Some(format)).map_err(|error| Failure::opening(path, &error))
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {

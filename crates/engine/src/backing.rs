@@ -35,6 +35,8 @@ impl Image {
     pub async fn set_backing(&self, worker: &Worker, backing: Option<BackingReference>) -> Result<()> {
         let qcow2 = self.qcow2("backing files")?.clone();
         self.alone(worker, async move |_, on| {
+            // Another backing file may hold something else where nothing was written.
+            qcow2.forget_bases();
             qcow2.rewrite_header(on, |header| change(header, &qcow2, backing)).await
         })
         .await

@@ -6,6 +6,7 @@ use crate::status::BitmapInfo;
 use crate::{Image, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use zebu_qcow2::BackupId;
 use zebu_storage::Worker;
 
 /// A bitmap to be added.
@@ -211,6 +212,18 @@ impl Image {
         let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
         self.alone(worker, async move |_, on| {
             qcow2.change_bitmaps(on, BitmapChange::Record(&name, recording.into())).await
+        })
+        .await
+    }
+
+    /// Notes that a bitmap knows of everything that was written since a backup.
+    ///
+    /// # Errors
+    /// As [`Image::bitmap_bits`].
+    pub(crate) async fn tie_bitmap(&self, worker: &Worker, name: &str, backup: BackupId) -> Result<()> {
+        let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
+        self.alone(worker, async move |_, on| {
+            qcow2.change_bitmaps(on, BitmapChange::Tie(&name, backup)).await
         })
         .await
     }

@@ -172,8 +172,12 @@ impl Image {
             info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
             info.backing_format = qcow2.header().backing_format().map(text);
             info.encryption = qcow2.encryption().cloned();
-            info.qcow2 =
-                Some(qcow2_info(qcow2.header(), qcow2.snapshots().entries(), qcow2.bitmaps().info()));
+            info.qcow2 = Some(qcow2_info(
+                qcow2.header(),
+                qcow2.snapshots().entries(),
+                qcow2.bitmaps().info(),
+                qcow2.backup_id(),
+            ));
         }
         Ok(info)
     }

@@ -44,6 +44,7 @@
 //! ```
 
 mod backing;
+mod backups;
 mod before_change;
 mod bitmaps;
 mod chain;
@@ -111,6 +112,7 @@ pub use remedy::Remedy;
 pub use remote::{OpenRemote, Remote, RemoteRefs};
 pub use snapshots::{NewSnapshot, SnapshotRef};
 pub use status::*;
+pub use zebu_qcow2::BackupId;
 
 /// Runs a future on a worker of its own, on this thread, and waits for its result. For work that needs no [`Disk`], such as
 /// the functions of [`jobs`] that open images themselves.

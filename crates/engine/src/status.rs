@@ -3,6 +3,7 @@
 use crate::Format;
 use crate::crypt::EncryptionInfo;
 use std::path::PathBuf;
+use zebu_qcow2::BackupId;
 use zebu_storage::IoStats;
 
 /// The kind of storage behind a range.
@@ -98,6 +99,8 @@ pub struct BitmapInfo {
     pub auto: bool,
     /// A backup that is under way has what was in it, so that its bits can't be looked at.
     pub lent: bool,
+    /// The backup since which it knows of everything that was written, as far as that is known.
+    pub base: Option<BackupId>,
 }
 
 /// Facts that `info` tells about a qcow2 image.
@@ -130,6 +133,8 @@ pub struct Qcow2Info {
     pub snapshots: Vec<SnapshotInfo>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<BitmapInfo>,
+    /// The backup that the image is, if it was made with a bitmap.
+    pub backup_id: Option<BackupId>,
     /// Bytes of cache that hold the whole mapping.
     pub full_cache_bytes: u64,
     /// Content of the image that zebu can read but not write, or not at all; each in words.

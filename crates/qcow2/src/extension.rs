@@ -1,5 +1,6 @@
 //! Header extensions: typed where their meaning is known, kept byte for byte where it is not.
 
+use crate::backup_id::{BackupId, BitmapBases};
 use crate::bytes::ZeroExtended;
 use crate::error::{FormatError, Warning};
 use crate::features::{Autoclear, Encryption, Incompatible};
@@ -15,6 +16,10 @@ const FEATURE_TABLE: u32 = 0x6803_f857;
 pub(crate) const BITMAPS: u32 = 0x2385_2875;
 const LUKS: u32 = 0x0537_be77;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
+/// "ZBID"
+pub(crate) const BACKUP_ID: u32 = 0x5a42_4944;
+/// "ZBBB"
+pub(crate) const BITMAP_BASES: u32 = 0x5a42_4242;
 
 /// Bytes of an extension's type and length.
 pub(crate) const PREAMBLE: usize = 8;
@@ -36,6 +41,11 @@ pub enum Extension {
     Luks(LuksPointer),
     /// Name of the external data file.
     DataFileName(Vec<u8>),
+    /// The backup that the image is, by zebu.
+    BackupId(BackupId),
+    /// The backups that the bitmaps go on from, by zebu: the data without its seal, so that a header that is written anew
+    /// says nothing of them.
+    BitmapBases(Vec<u8>),
     /// An extension that is not known.
     Unknown {
         /// Its type.
@@ -61,6 +71,8 @@ impl Extension {
             Self::Bitmaps(_) | Self::StaleBitmaps(_) => BITMAPS,
             Self::Luks(_) => LUKS,
             Self::DataFileName(_) => DATA_FILE_NAME,
+            Self::BackupId(_) => BACKUP_ID,
+            Self::BitmapBases(_) => BITMAP_BASES,
             Self::Unknown { kind, .. } => *kind,
         }
     }
@@ -73,7 +85,9 @@ impl Extension {
             Self::Luks(_) => 2,
             Self::FeatureTable(_) => 3,
             Self::Bitmaps(_) | Self::StaleBitmaps(_) => 4,
-            Self::Unknown { .. } => 5,
+            Self::BackupId(_) => 5,
+            Self::BitmapBases(_) => 6,
+            Self::Unknown { .. } => 7,
         }
     }
 
@@ -100,6 +114,11 @@ impl Extension {
             }
             BITMAPS => Self::Bitmaps(BitmapsExtension::parse(&data, context.geometry)?),
             DATA_FILE_NAME => Self::DataFileName(data),
+            BITMAP_BASES if data.len() == BitmapBases::SIZE => Self::BitmapBases(data),
+            BACKUP_ID => match data.try_into() {
+                Ok(id) => Self::BackupId(BackupId(id)),
+                Err(data) => Self::Unknown { kind, data },
+            },
             kind => Self::Unknown { kind, data },
         };
         Ok((extension, None))
@@ -111,8 +130,10 @@ impl Extension {
             Self::BackingFormat(data)
             | Self::StaleBitmaps(data)
             | Self::DataFileName(data)
+            | Self::BitmapBases(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data.len(),
+            Self::BackupId(id) => id.0.len(),
             Self::Bitmaps(_) => BitmapsExtension::SIZE,
             Self::Luks(pointer) => pointer.encode().len(),
         };
@@ -126,8 +147,10 @@ impl Extension {
             Self::BackingFormat(data)
             | Self::StaleBitmaps(data)
             | Self::DataFileName(data)
+            | Self::BitmapBases(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data,
+            Self::BackupId(id) => &id.0,
             Self::Bitmaps(bitmaps) => {
                 fixed = bitmaps.encode();
                 &fixed

@@ -1,13 +1,14 @@
-//! Changing the bitmaps extension of a header in place, step by step.
+//! Changing the extensions about bitmaps and backups of a header in place, step by step.
 //!
 //! A disk may write a block torn: any of its sectors of 512 bytes may hold the new bytes while others hold the old
 //! ones. So a change is a list of whole blocks, each to be written and durable before the next is written. Whichever
 //! sectors of a step are on disk, the header is sound, all that is not about bitmaps is as it was, and the bitmaps are
 //! the old ones, the new ones, or none (the autoclear bit is clear then).
 
+use crate::backup_id::{BackupId, BitmapBases, Seal};
 use crate::bytes::{self, ZeroExtended};
 use crate::error::{FormatError, Version3Field};
-use crate::extension::{BITMAPS, BitmapsExtension, PREAMBLE, Walk};
+use crate::extension::{BACKUP_ID, BITMAP_BASES, BITMAPS, BitmapsExtension, PREAMBLE, Walk};
 use crate::features::Autoclear;
 use crate::header::Header;
 use crate::limits;
@@ -18,8 +19,8 @@ const AUTOCLEAR_AT: usize = 88;
 /// Offsets of where the backing file name is, and of its length.
 const NAME_PLACE_AT: usize = 8;
 const NAME_LEN_AT: usize = 16;
-/// Bytes of the extension with its preamble.
-const WHOLE: usize = PREAMBLE + BitmapsExtension::SIZE;
+/// Bytes of the bitmaps extension with its preamble.
+const BITMAPS_WHOLE: usize = PREAMBLE + BitmapsExtension::SIZE;
 const SECTOR: usize = limits::SECTOR_SIZE as usize;
 
 /// The blocks to write one after the other so that the header in `block` (the first cluster, or its beginning) names
@@ -33,21 +34,101 @@ pub fn set_bitmaps(block: &[u8], new: Option<BitmapsExtension>) -> Result<Vec<Ve
         let refusal = FormatError::NeedsVersion3 { field: Version3Field::Features };
         return if new.is_some() { Err(refusal) } else { Ok(Vec::new()) };
     }
-    let mut edit = Edit { block: block.to_vec(), steps: Vec::new() };
-    let area = Area::find(block)?;
-    match (new, area.bitmaps) {
-        (Some(new), Some(at)) => edit.replace(at, &new.encode()),
-        (Some(new), None) => edit.insert(&area, &new.encode())?,
-        (None, Some(at)) => edit.remove(&area, at),
+    let area = Area::find(block, BITMAPS)?;
+    let place = match *area.found.as_slice() {
+        [] => None,
+        [(at, BitmapsExtension::SIZE)] => Some(at),
+        [(_, len)] => return Err(FormatError::BitmapsLength { len: len as u32 }),
+        _ => return Err(FormatError::BitmapsTwice),
+    };
+    let mut edit = Edit::of(block);
+    match (new, place) {
+        (Some(new), Some(at)) => edit.replace_bitmaps(at, &new.encode()),
+        (Some(new), None) => {
+            edit.insert(&area, BITMAPS, &new.encode(), &[])?;
+            edit.set_bit(true);
+        }
+        (None, Some(at)) => {
+            edit.set_bit(false);
+            edit.remove(&area, at, BITMAPS_WHOLE);
+        }
         (None, None) => edit.set_bit(false),
     }
     Ok(edit.steps)
 }
 
+/// The blocks to write one after the other so that the header says which backups its bitmaps go on from, under a seal, or
+/// nothing of it. A step that is torn leaves a seal that does not fit.
+///
+/// # Errors
+/// As of [`set_bitmaps`].
+pub fn set_bitmap_bases(
+    block: &[u8],
+    new: Option<(&BitmapBases, Seal)>,
+) -> Result<Vec<Vec<u8>>, FormatError> {
+    let new = new.map(|(bases, seal)| (bases.encode(), seal));
+    set_own(block, BITMAP_BASES, BitmapBases::SIZE, new.as_ref().map(|(data, seal)| (&data[..], &seal[..])))
+}
+
+/// The blocks to write one after the other so that the header says which backup the image is, or that it is none.
+///
+/// # Errors
+/// As of [`set_bitmaps`].
+pub fn set_backup_id(block: &[u8], new: Option<BackupId>) -> Result<Vec<Vec<u8>>, FormatError> {
+    set_own(block, BACKUP_ID, BackupId::SIZE, new.as_ref().map(|id| (&id.0[..], &[][..])))
+}
+
+/// The same for an extension that only zebu knows. Where it is not as zebu writes it, nobody believes it, and it stays.
+fn set_own(
+    block: &[u8],
+    kind: u32,
+    len: usize,
+    new: Option<(&[u8], &[u8])>,
+) -> Result<Vec<Vec<u8>>, FormatError> {
+    let area = Area::find(block, kind)?;
+    let mut edit = Edit::of(block);
+    match (new, area.found.as_slice()) {
+        (Some((data, padding)), &[(at, found)]) if found == len => {
+            edit.put(at.saturating_add(PREAMBLE), &[data, padding].concat());
+        }
+        (Some((data, padding)), []) => edit.insert(&area, kind, data, padding)?,
+        (None, &[(at, found)]) if found == len => {
+            let body = len.next_multiple_of(8);
+            // Where it can't be taken out, it says nothing any more.
+            edit.put(at.saturating_add(PREAMBLE), &vec![0; body]);
+            edit.remove(&area, at, PREAMBLE.saturating_add(body));
+        }
+        _ => {}
+    }
+    Ok(edit.steps)
+}
+
+/// The backups that bitmaps go on from, as the header in `block` says, the bytes that say so, and their seal.
+pub fn bitmap_bases(block: &[u8]) -> Option<(BitmapBases, Vec<u8>, Seal)> {
+    let at = the_only(block, BITMAP_BASES, BitmapBases::SIZE)?;
+    let bytes = ZeroExtended(block);
+    let data = bytes.vec(at, BitmapBases::SIZE);
+    Some((BitmapBases::parse(&data)?, data, bytes.array(at.saturating_add(BitmapBases::SIZE))))
+}
+
+/// The backup that the image is, as the header in `block` says.
+pub fn backup_id(block: &[u8]) -> Option<BackupId> {
+    let at = the_only(block, BACKUP_ID, BackupId::SIZE)?;
+    Some(BackupId(ZeroExtended(block).array(at))).filter(|id| id.0 != [0; BackupId::SIZE])
+}
+
+/// Where the data of the one extension of a kind is, if it is as long as that.
+fn the_only(block: &[u8], kind: u32, len: usize) -> Option<usize> {
+    match *Area::find(block, kind).ok()?.found.as_slice() {
+        [(at, found)] if found == len => Some(at.saturating_add(PREAMBLE)),
+        _ => None,
+    }
+}
+
 /// Where things lie in the header.
 struct Area {
-    /// The one bitmaps extension.
-    bitmaps: Option<usize>,
+    /// The extensions of one kind: where each is, and the bytes of its data.
+    found: Vec<(usize, usize)>,
     /// The end marker, if there is one.
     end: Option<usize>,
     /// Offset and bytes of the backing file name; offset 0: none.
@@ -55,7 +136,7 @@ struct Area {
 }
 
 impl Area {
-    fn find(block: &[u8]) -> Result<Self, FormatError> {
+    fn find(block: &[u8], kind: u32) -> Result<Self, FormatError> {
         let prefix = Header::prefix(block)?;
         let bytes = ZeroExtended(block);
         let place = usize::try_from(bytes.u64(NAME_PLACE_AT)).unwrap_or(usize::MAX);
@@ -63,23 +144,16 @@ impl Area {
         let cluster = prefix.cluster_size() as usize;
         let limit = if place == 0 { cluster } else { place.min(cluster) };
         let mut walk = Walk { area: bytes, at: prefix.header_length as usize, end: limit };
-        let (mut bitmaps, mut at, mut count) = (None, walk.at, 0u32);
+        let (mut found, mut at) = (Vec::new(), walk.at);
         while let Some(item) = walk.next() {
-            let (kind, data) = item?;
-            if kind == BITMAPS {
-                count = count.saturating_add(1);
-                if data.len() != BitmapsExtension::SIZE {
-                    return Err(FormatError::BitmapsLength { len: data.len() as u32 });
-                }
-                bitmaps = Some(at);
+            let (next, data) = item?;
+            if next == kind {
+                found.push((at, data.len()));
             }
             at = walk.at;
         }
-        if count > 1 {
-            return Err(FormatError::BitmapsTwice);
-        }
         let has_marker = at.checked_add(PREAMBLE).is_some_and(|after| after <= limit);
-        Ok(Self { bitmaps, end: has_marker.then_some(at), name })
+        Ok(Self { found, end: has_marker.then_some(at), name })
     }
 }
 
@@ -90,6 +164,10 @@ struct Edit {
 }
 
 impl Edit {
+    fn of(block: &[u8]) -> Self {
+        Self { block: block.to_vec(), steps: Vec::new() }
+    }
+
     /// Ends a step, if it changes anything.
     fn step(&mut self, next: Vec<u8>) {
         if next != self.block {
@@ -120,7 +198,7 @@ impl Edit {
         }
     }
 
-    fn replace(&mut self, at: usize, data: &[u8]) {
+    fn replace_bitmaps(&mut self, at: usize, data: &[u8]) {
         let data_at = at.saturating_add(PREAMBLE);
         if !in_one_sector(data_at, data.len()) {
             self.set_bit(false);
@@ -129,23 +207,29 @@ impl Edit {
         self.set_bit(true);
     }
 
-    fn insert(&mut self, area: &Area, data: &[u8]) -> Result<(), FormatError> {
+    /// Puts an extension behind the others, with bytes in its padding.
+    fn insert(&mut self, area: &Area, kind: u32, data: &[u8], padding: &[u8]) -> Result<(), FormatError> {
         let room = self.block.len();
         let full = |needed: usize| FormatError::HeaderDoesNotFit {
             needed: needed as u64,
             cluster_size: room as u64,
         };
+        let mut body = [data, padding].concat();
+        body.resize(body.len().next_multiple_of(8), 0);
+        let whole = PREAMBLE.saturating_add(body.len());
         // Without a marker the name is what ends the extensions: rare, and not worth a way of its own.
-        let Some(end) = area.end else { return Err(full(room.saturating_add(WHOLE))) };
+        let Some(end) = area.end else { return Err(full(room.saturating_add(whole))) };
         if !in_one_sector(end, PREAMBLE) {
-            return Err(full(room.saturating_add(WHOLE)));
+            return Err(full(room.saturating_add(whole)));
         }
-        let new_end = end.saturating_add(WHOLE);
+        let new_end = end.saturating_add(whole);
         let after = new_end.saturating_add(PREAMBLE);
         if after > room {
             return Err(full(after));
         }
-        self.set_bit(false);
+        if kind == BITMAPS {
+            self.set_bit(false);
+        }
         let (name_at, name_len) = area.name;
         if name_at != 0 && name_at < after {
             // A new place for the name, past everything; only then is its old place free.
@@ -162,23 +246,22 @@ impl Edit {
             self.put(NAME_PLACE_AT, &(place as u64).to_be_bytes());
         }
         // Behind the marker nobody looks.
-        self.put(end.saturating_add(PREAMBLE), &[data, &[0; PREAMBLE]].concat());
-        let preamble = [BITMAPS.to_be_bytes(), (BitmapsExtension::SIZE as u32).to_be_bytes()].concat();
+        body.extend_from_slice(&[0; PREAMBLE]);
+        self.put(end.saturating_add(PREAMBLE), &body);
+        let preamble = [kind.to_be_bytes(), (data.len() as u32).to_be_bytes()].concat();
         self.put(end, &preamble);
-        self.set_bit(true);
         Ok(())
     }
 
-    fn remove(&mut self, area: &Area, at: usize) {
-        self.set_bit(false);
-        let next = at.saturating_add(WHOLE);
+    /// Takes the extension at `at`, of `whole` bytes, out, if that can't be torn. Else it stays.
+    fn remove(&mut self, area: &Area, at: usize, whole: usize) {
+        let next = at.saturating_add(whole);
         let is_last = area.end.is_none_or(|end| end <= next);
         if is_last && in_one_sector(at, PREAMBLE) {
             self.put(at, &[0; PREAMBLE]);
             return;
         }
         let end = area.end.unwrap_or(next).saturating_add(PREAMBLE);
-        // What follows moves up, if that can't be torn. Else the extension stays, without meaning.
         if in_one_sector(at, end.saturating_sub(at))
             && let Some(rest) = self.block.get(next..end).map(<[u8]>::to_vec)
         {
@@ -287,7 +370,86 @@ mod tests {
         assert_eq!(set_bitmaps(&block(&twice), None), Err(FormatError::BitmapsTwice));
     }
 
+    /// Goes through the steps of an extension of zebu's own, each torn in every way.
+    fn apply_own(before: &[u8], steps: Vec<Vec<u8>>, is_known: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+        let old = parse(before);
+        let others = |header: &Header| {
+            let (mut extensions, name, autoclear, size) = rest(header);
+            extensions.retain(|e| ![BACKUP_ID, BITMAP_BASES].contains(&e.kind()));
+            (extensions, name, autoclear, size, header.bitmaps())
+        };
+        let mut block = before.to_vec();
+        for step in steps {
+            let sectors: Vec<usize> = (0..block.len() / 512)
+                .filter(|s| block[s * 512..(s + 1) * 512] != step[s * 512..(s + 1) * 512])
+                .collect();
+            for landed in 0..1 << sectors.len() {
+                let mut torn = block.clone();
+                for (i, s) in sectors.iter().enumerate() {
+                    if landed >> i & 1 == 1 {
+                        torn[s * 512..(s + 1) * 512].copy_from_slice(&step[s * 512..(s + 1) * 512]);
+                    }
+                }
+                assert_eq!(others(&parse(&torn)), others(&old));
+                assert!(is_known(&torn), "{torn:x?}");
+            }
+            block = step;
+        }
+        block
+    }
+
+    /// A seal that fits the data, as far as a test needs.
+    fn sealed(bases: &BitmapBases) -> (&BitmapBases, Seal) {
+        let sum =
+            bases.encode().iter().fold(1u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        let mut seal = Seal::default();
+        seal.copy_from_slice(&sum.to_be_bytes()[..BitmapBases::SEAL]);
+        (bases, seal)
+    }
+
     proptest! {
+        #[test]
+        fn own_extensions_are_sound_whatever_is_torn(
+            cluster_bits in prop_oneof![Just(9u32), Just(12), Just(16)],
+            name in proptest::collection::vec(b'a'..=b'z', 0..60),
+            more in proptest::collection::vec((1u32..9, 0usize..50), 0..5),
+            ids in proptest::collection::vec(1u8..255, 0..6),
+        ) {
+            let header = header(cluster_bits, &name, &more);
+            let bases = |from: u8| BitmapBases::new(ids.iter().map(|id| ([*id; 16], BackupId([id ^ from; 16]))));
+            let (old, new) = (bases(0), bases(255));
+            let known = |block: &[u8]| {
+                // A torn one has a seal that does not fit.
+                bitmap_bases(block).is_none_or(|(found, data, seal)| {
+                    sealed(&found).1 != seal || data != found.encode() || found == old || found == new
+                })
+            };
+            let Ok(with_bitmaps) = set_bitmaps(&block(&header), Some(bitmaps(0))) else { return Ok(()) };
+            let before = with_bitmaps.last().unwrap().clone();
+            let Ok(steps) = set_bitmap_bases(&before, Some(sealed(&old))) else { return Ok(()) };
+            let first = apply_own(&before, steps, known);
+            prop_assert_eq!(bitmap_bases(&first).unwrap().0, old.clone());
+            prop_assert_eq!(bitmap_bases(&first).unwrap().2, sealed(&old).1);
+            let changed = apply(&first, Some(bitmaps(1)));
+            let second = set_bitmap_bases(&changed, Some(sealed(&new))).unwrap();
+            let second = apply_own(&changed, second, known);
+            prop_assert_eq!(bitmap_bases(&second).unwrap().0, new.clone());
+            let none = set_bitmap_bases(&second, None).unwrap();
+            let none = apply_own(&second, none, known);
+            prop_assert!(bitmap_bases(&none).is_none_or(|(found, ..)| found.is_empty()));
+
+            let id = |n: u8| Some(BackupId([n; 16]));
+            let is_id = |block: &[u8]| [None, id(1), id(2)].contains(&backup_id(block));
+            let Ok(steps) = set_backup_id(&before, id(1)) else { return Ok(()) };
+            let named = apply_own(&before, steps, is_id);
+            prop_assert_eq!(backup_id(&named), id(1));
+            let nameless = apply_own(&named, set_backup_id(&named, None).unwrap(), |block| {
+                // Half an id is none of a backup that there is.
+                backup_id(block).is_none_or(|found| Some(found) == id(1) || found.0.contains(&0))
+            });
+            prop_assert_eq!(backup_id(&nameless), None);
+        }
+
         #[test]
         fn every_torn_step_is_sound(
             cluster_bits in prop_oneof![Just(9u32), Just(12), Just(16)],
@@ -318,6 +480,10 @@ mod tests {
             bytes[100..104].copy_from_slice(&104u32.to_be_bytes());
             let _ = set_bitmaps(&bytes, Some(bitmaps(0)));
             let _ = set_bitmaps(&bytes, None);
+            let _ = (set_backup_id(&bytes, Some(BackupId([1; 16]))), set_backup_id(&bytes, None));
+            let bases = BitmapBases::default();
+            let _ = (set_bitmap_bases(&bytes, Some(sealed(&bases))), set_bitmap_bases(&bytes, None));
+            let _ = (backup_id(&bytes), bitmap_bases(&bytes));
         }
     }
 }

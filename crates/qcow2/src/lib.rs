@@ -13,6 +13,7 @@
 //! | refcounts | [`refcount`] |
 //! | internal snapshots | [`snapshot`] |
 //! | persistent dirty bitmaps | [`bitmap`] |
+//! | which backup is which | [`backup_id`] |
 //! | what a new image looks like | [`layout`] |
 //! | options at open | [`open_options`] |
 //! | limits and errors | [`limits`], [`error`] |
@@ -56,6 +57,7 @@
     )
 )]
 
+pub mod backup_id;
 pub mod bitmap;
 mod bytes;
 pub mod compressed;
@@ -80,6 +82,7 @@ pub mod stream;
 mod table_bounds;
 mod version;
 
+pub use backup_id::BackupId;
 pub use compressed::CompressedRange;
 pub use error::{EntryError, FormatError, OutOfBounds, Warning};
 pub use features::{Autoclear, Compatible, Compression, Encryption, Incompatible};

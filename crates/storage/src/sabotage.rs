@@ -118,6 +118,14 @@ pub enum Fault {
     SkipBarrierOfMarks,
     /// Bitmaps: a bitmap that goes on recording is stored as one that is complete.
     StoreUnfinishedBits,
+    /// Bitmaps: the backups that the header names for them are believed, whatever directory they were written for.
+    BelieveBrokenSeal,
+    /// Bitmaps: one that is cleared still goes on from the backup before.
+    KeepBaseOfCleared,
+    /// Bitmaps: one that does not record any more still goes on from the backup before.
+    KeepBaseOfStopped,
+    /// Jobs: a backup that is written stays marked as that backup.
+    KeepBackupMark,
     /// Jobs: the magic number is written before the image is whole.
     MagicFirst,
     /// Commit: a refcount table that has moved is named by the worker of whoever leads the commit.

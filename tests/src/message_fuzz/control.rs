@@ -135,6 +135,9 @@ fn command(random: &mut Random) -> String {
                 fields.push(format!("\"previous\":{}", name(random)));
             }
             if random.chance(20) {
+                fields.push(format!("\"previous-id\":{}", name(random)));
+            }
+            if random.chance(20) {
                 fields.push(format!("\"rate-limit\":{}", number(random)));
             }
             if random.chance(20) {

@@ -64,11 +64,11 @@ fn case(qemu: &Qemu, seed: u64) {
         (0..12).for_each(|_| lane.change());
     }
     let mut made: Vec<(String, Vec<u8>)> = Vec::new();
-    let mut cancelled = 0;
+    let (mut cancelled, mut begins_anew) = (0, false);
     while made.len() < 5 {
         let target = format!("{}-{cancelled}.qcow2", made.len());
         let mut words = vec!["backup-start", "", &target, "--bitmap", "b", "-r", "20M"];
-        if let Some((previous, _)) = made.last() {
+        if let Some((previous, _)) = made.last().filter(|_| !begins_anew) {
             words.extend(["--previous", previous]);
         }
         words.extend(*random.pick(&[
@@ -95,15 +95,31 @@ fn case(qemu: &Qemu, seed: u64) {
         assert_eq!(ended["done"], ended["total"], "{what}: {ended}");
         holds(qemu, dir, &target, &before, &what);
         made.push((target, before));
+        begins_anew = false;
         match random.below(3) {
             // What was recorded is there after a clean end, in QEMU's eyes, too.
             0 => {
                 drop(clients);
                 server.stop();
                 qemu.check_clean(dir, IMAGE).unwrap();
-                qemu.io(dir, "-f qcow2", IMAGE, &["write -P 77 1M 70k"]).ok();
+                let by_qemu = random.chance(50);
+                if by_qemu {
+                    qemu.io(dir, "-f qcow2", IMAGE, &["write -P 77 1M 70k"]).ok();
+                }
                 server = serve(dir, "");
                 clients = lanes(&server, size, seed + 100);
+                if by_qemu {
+                    // It may have done anything to the bitmap: increments begin anew.
+                    let previous = &made[made.len() - 1].0;
+                    let words =
+                        ["backup-start", "", "refused.qcow2", "--bitmap", "b", "--previous", previous];
+                    let out = ctl(dir, &words).exits(1);
+                    assert!(
+                        out.stderr.contains("does not tell") && !dir.join("refused.qcow2").exists(),
+                        "{out}"
+                    );
+                    begins_anew = true;
+                }
             }
             // Increments follow a disk that grows.
             1 => {

@@ -3,6 +3,7 @@
 mod backup_crash;
 mod backup_sources;
 mod bitmap_backup;
+mod bitmap_bases;
 mod bitmap_matrix;
 mod live_backup;
 mod live_increments;

@@ -167,6 +167,9 @@ struct Report {
     /// Where those are not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable_range_count: Option<u64>,
+    /// Compared with the previous backup, because the bitmap did not tell that it goes on from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<u64>,
     /// It was not cleared.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept_bitmap: Option<String>,
@@ -307,6 +310,14 @@ fn back_up(
 /// Prints what was done.
 fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    if let (Some(bitmap), Some(previous), 1..) = (&args.bitmap, &args.previous, report.compared) {
+        stderr::tell(&format!(
+            "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
+             that, and is the same ({} bytes)",
+            previous.display(),
+            report.compared
+        ));
+    }
     if let Some(name) = &report.kept_bitmap {
         stderr::tell(&format!(
             "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
@@ -337,6 +348,7 @@ fn json_report(report: &BackupReport) -> Report {
             &report.unreadable_ranges,
             report.unreadable_range_count,
         ),
+        compared: (report.compared > 0).then_some(report.compared),
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),

@@ -22,8 +22,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::Format;
 use zebu::jobs::{NewFile, backing_name};
+use zebu::{BackupId, Format};
 
 /// How often a backup that is waited for is asked about.
 const POLL: Duration = Duration::from_millis(100);
@@ -409,10 +409,18 @@ fn snapshot_lines(list: &Value) -> String {
     snapshots.iter().map(line).collect::<Vec<_>>().concat()
 }
 
-/// The name by which the target finds the previous backup, which must be an image of a disk that is not larger.
-fn name_of_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<String, Failure> {
+/// The previous backup, as the target and the server know it.
+struct Previous {
+    /// The name by which the target finds it.
+    name: String,
+    id: Option<BackupId>,
+}
+
+/// Finds the previous backup, which must be an image of a disk that is not larger.
+fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
     let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
-    let size = backing::virtual_size(&session, previous, Format::Qcow2)?;
+    let image = backing::opened_header(&session, previous, Format::Qcow2)?;
+    let size = image.virtual_size();
     let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
     let now = export["virtual-size"].as_u64().unwrap_or_default();
     if size > now {
@@ -421,13 +429,14 @@ fn name_of_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path
             "the disk has {now} bytes, that of the previous backup '{previous}' {size}: make a full backup"
         )));
     }
-    backing_name(previous, &args.target).map_err(|error| Failure::new(error.to_string()))
+    let name = backing_name(previous, &args.target).map_err(|error| Failure::new(error.to_string()))?;
+    Ok(Previous { name, id: image.backup_id() })
 }
 
 /// Begins a backup into a file that is made here: the server itself may not be able to open any.
 fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let target = args.target.display();
-    let previous = args.previous.as_deref().map(|previous| name_of_previous(server, args, previous));
+    let previous = args.previous.as_deref().map(|previous| find_previous(server, args, previous));
     let previous = previous.transpose()?;
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&args.target);
     let file = file.map_err(|error| {
@@ -453,7 +462,8 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         compression: args.compression_type,
         cluster_size: args.cluster_size,
         bitmap: args.bitmap.clone(),
-        previous,
+        previous_id: previous.as_ref().and_then(|previous| previous.id).map(|id| id.to_string()),
+        previous: previous.map(|previous| previous.name),
         on_error: args.on_error,
         rate_limit: args.rate.and_then(|rate| rate.0),
         cache: args.cache,

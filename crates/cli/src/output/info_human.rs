@@ -116,7 +116,13 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info, encryption: Option<
             }
             let _ = writeln!(out, "            name: {}", printable(&bitmap.name));
             let _ = writeln!(out, "            granularity: {}", bitmap.granularity);
+            if let Some(base) = bitmap.base {
+                let _ = writeln!(out, "            goes on from backup: {base}");
+            }
         }
+    }
+    if let Some(id) = info.backup_id {
+        let _ = writeln!(out, "    backup: {id}");
     }
     let _ = writeln!(out, "    refcount bits: {}", info.refcount_bits);
     if let Some(format) = info.encryption {

@@ -95,6 +95,8 @@ struct Qcow2Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     bitmaps: Option<Vec<Bitmap>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    backup_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     encrypt: Option<Encrypt>,
 }
 
@@ -144,6 +146,8 @@ struct Bitmap {
     name: String,
     granularity: u64,
     flags: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -274,9 +278,11 @@ impl Qcow2Data {
                         name: bitmap.name.clone(),
                         granularity: bitmap.granularity,
                         flags: bitmap_flags(bitmap),
+                        base: bitmap.base.map(|base| base.to_string()),
                     })
                     .collect()
             }),
+            backup_id: info.backup_id.map(|id| id.to_string()),
             encrypt: info.encryption.map(|method| Encrypt::new(method, encryption)),
         }
     }

@@ -16,7 +16,7 @@ use zebu::jobs::{
     TargetClusters, UnfinishedImage,
 };
 use zebu::storage::{Access, CacheChoice, CacheUse, File, FileKind, LockMode, OpenFlags, Worker};
-use zebu::{CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
+use zebu::{BackupId, CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
 use zebu_export::{Export, MemoryBudget, Reserved};
 
 /// How often it is looked whether a cancelled backup has ended.
@@ -84,8 +84,11 @@ impl Backups {
         if self.last(export).is_some_and(|last| !last.is_over()) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
+        let previous_id = start.previous_id.as_deref().map(str::parse::<BackupId>).transpose();
+        let previous_id = previous_id.map_err(|error| format!("previous-id: {error}"))?;
         let bitmap = start.bitmap.clone().map(|name| {
             LiveBitmap::new(name, if start.previous.is_some() { Copied::Marked } else { Copied::All })
+                .previous(previous_id)
         });
         if bitmap.is_none() && start.previous.is_some() {
             return Err(

@@ -213,6 +213,9 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
             "recording": info.auto,
             "inconsistent": info.in_use,
         });
+        if let Some(base) = info.base {
+            bitmap["base"] = base.to_string().into();
+        }
         if info.lent {
             bitmap["in-backup"] = true.into();
         } else if !info.in_use {

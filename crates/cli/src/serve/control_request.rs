@@ -156,6 +156,9 @@ pub(crate) struct BackupStart {
     /// The backing file that the target names, a qcow2 image: only what the bitmap marks is copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) previous: Option<String>,
+    /// The id of that backup, as `zebu info` tells it: the bitmap must go on from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) previous_id: Option<String>,
     /// The side that fails if a chunk can't be copied before a client changes it.
     #[serde(default)]
     pub(crate) on_error: OnError,
@@ -308,6 +311,7 @@ mod tests {
                 cluster_size: Some(65536),
                 bitmap: Some("c".into()),
                 previous: Some("d.qcow2".into()),
+                previous_id: Some("0123456789abcdef0123456789abcdef".into()),
                 on_error: OnError::Request,
                 rate_limit: NonZeroU64::new(5),
                 cache: Some(TargetCache::DontCache),

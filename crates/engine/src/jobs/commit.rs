@@ -158,7 +158,7 @@ pub async fn commit_images(
     let qcow2 = top.qcow2("backing files")?;
     // The names of images between top and base are the user's to look after, as are their contents afterwards.
     let after = if top.backing().is_some() { AfterCommit::Keep } else { options.after };
-    let size = top.virtual_size();
+    let (size, backup) = (top.virtual_size(), top.backup_id());
     if base.virtual_size() < size {
         base.resize(worker, size.next_multiple_of(512), Shrink::Refuse, Preallocation::Off).await?;
     }
@@ -173,6 +173,11 @@ pub async fn commit_images(
     };
     let target = ConvertTarget::Existing { image: base.clone(), content: TargetContent::Base };
     let copied = convert(worker, std::slice::from_ref(top), target, &convert_options).await?;
+    if let Some(backup) = backup.filter(|_| base.virtual_size() == size) {
+        // It holds what that backup does.
+        base.flush(worker).await?;
+        base.mark_as_backup(worker, backup).await?;
+    }
     if after == AfterCommit::Empty {
         let qcow2 = qcow2.clone();
         top.alone(worker, async move |top, on| qcow2.make_empty(&top.0, on).await).await?;

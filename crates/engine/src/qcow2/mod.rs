@@ -1,5 +1,6 @@
 //! The qcow2 driver. Each file is one concept; [`state`] is what they share.
 
+mod backup_mark;
 mod bitmap_changes;
 pub(crate) mod bitmaps;
 pub(crate) mod cache;

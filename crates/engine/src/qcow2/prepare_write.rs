@@ -10,6 +10,7 @@ use crate::qcow2::state::Qcow2;
 use crate::{Error, Result};
 use std::sync::Arc;
 use zebu_qcow2::{Autoclear, L1Entry, Version};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{FileKind, Worker};
 
 impl Qcow2 {
@@ -21,7 +22,7 @@ impl Qcow2 {
         }
         Box::pin(self.on_own_worker(worker, |me, on| async move {
             let (metadata, data) =
-                (async || me.prepare_metadata(&on).await, async || me.prepare_bitmaps(&on).await);
+                (async || me.prepare_metadata(&on).await, async || me.prepare_data(&on).await);
             me.header.preparation().for_data(metadata, data).await
         }))
         .await
@@ -34,6 +35,15 @@ impl Qcow2 {
             me.header.preparation().for_metadata(async || me.prepare_metadata(&on).await).await
         })
         .await
+    }
+
+    /// Does what is needed before the disk changes.
+    async fn prepare_data(&self, worker: &Worker) -> Result<()> {
+        if self.backup_id().is_some() && !sabotage::is(Fault::KeepBackupMark) {
+            // It is no longer what that backup was.
+            self.write_backup_mark(worker, None).await?;
+        }
+        self.prepare_bitmaps(worker).await
     }
 
     /// Does what is needed before anything is written.

@@ -4,9 +4,14 @@ use super::options::{BackupOptions, PreviousBackup, SourceErrors};
 use super::unreadable::Unreadable;
 use super::zero_run;
 use crate::Remedy;
+use crate::backups::{Belonging, check_base};
+use crate::jobs::zeros::first_difference;
+use crate::progress::{Phase, Tracker};
 use crate::qcow2::bitmaps::Bits;
 use crate::{BitmapRecording, DirtyBits, Error, ErrorKind, Image, NewBitmap, Result};
+use std::ops::Range;
 use std::sync::Arc;
+use zebu_qcow2::BackupId;
 use zebu_qcow2::limits::MAX_BITMAP_DATA_SIZE;
 use zebu_storage::{IoBuf, IoBufs, Worker};
 
@@ -26,6 +31,8 @@ pub(super) struct Dirty {
     bits: Option<DirtyBits>,
     /// Bytes of the previous backup's disk: what lies behind is not in it.
     previous_size: u64,
+    /// The backup since which it knows of every write.
+    base: Option<BackupId>,
 }
 
 impl Dirty {
@@ -48,7 +55,8 @@ impl Dirty {
             Some(_) => {}
         }
         let found = source.bitmaps().into_iter().find(|bitmap| bitmap.name == *name);
-        let dirty = |bits| Self { name: name.clone(), bits, previous_size: 0 };
+        let base = found.as_ref().and_then(|bitmap| bitmap.base);
+        let dirty = |bits| Self { name: name.clone(), bits, previous_size: 0, base };
         let Some(found) = found else {
             if options.previous.is_none() {
                 return Ok(Some(dirty(None)));
@@ -80,17 +88,20 @@ impl Dirty {
         Ok(Some(dirty(bits)))
     }
 
-    /// Refuses a bitmap that can't be of the time since the previous backup: the disk has become shorter, or differs
-    /// where the bitmap says that nothing was written.
+    /// Refuses a bitmap that is not of the time since the previous backup: the disk has become shorter, the bitmap goes on
+    /// from another backup, or the disk differs where the bitmap says that nothing was written.
+    ///
+    /// The disks are compared in places. They are compared everywhere if the bitmap does not tell what it goes on from, or
+    /// tells of a backup that the previous one stands on. Returns the bytes that were compared so.
     pub(super) async fn compare(
         &mut self,
         worker: &Worker,
         source: &Image,
         previous: &Image,
         names: &PreviousBackup,
-        errors: SourceErrors,
-    ) -> Result<()> {
-        let Some(bits) = &self.bits else { return Ok(()) };
+        options: &BackupOptions,
+    ) -> Result<u64> {
+        let Some(bits) = &self.bits else { return Ok(0) };
         let size = source.virtual_size();
         self.previous_size = previous.virtual_size();
         if self.previous_size > size {
@@ -100,6 +111,13 @@ impl Dirty {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
         }
+        let belonging = match self.base {
+            // A backup that was made without the bitmap, or whose bitmap a crash kept from being cleared.
+            Some(base) if stands_on(previous, base) => Belonging::Unknown,
+            base => check_base(source.path(), (&self.name, base), (&names.image, previous.backup_id()))?,
+        };
+        let unchanged =
+            Unchanged { dirty: self, worker, source, previous, names, errors: options.source_errors };
         for index in 0..SAMPLES {
             let at = (self.previous_size / SAMPLES * index) & !511;
             // The next place that was not written.
@@ -107,25 +125,14 @@ impl Dirty {
             let at = if dirty { end } else { at };
             let (_, clean_to) = bits.run_at(at.min(size));
             let len = SAMPLE.min(clean_to.min(self.previous_size).saturating_sub(at));
-            if len == 0 {
-                continue;
-            }
-            let now = match read(worker, source, at, len).await {
-                Ok(now) => now,
-                Err(_) if errors == SourceErrors::Skip => continue,
-                Err(error) => return Err(error),
-            };
-            if now != read(worker, previous, at, len).await? {
-                let message = format!(
-                    "bitmap '{}' does not belong to '{}': nothing was written at {at} since then, it says, but the \
-                     disks differ there; make a full backup",
-                    self.name,
-                    names.image.display()
-                );
-                return Err(Error::new(ErrorKind::InvalidArgument, message).on(source.path()));
+            if len > 0 {
+                unchanged.compare(at, len).await?;
             }
         }
-        Ok(())
+        match belonging {
+            Belonging::Known => Ok(0),
+            Belonging::Unknown => unchanged.compare_all(bits, options).await,
+        }
     }
 
     /// How much from `at` on has changed, or has not: which of them, and bytes, in whole clusters of the backup up to the
@@ -220,18 +227,23 @@ impl Dirty {
         source.merge_bitmap(worker, &self.name, &DirtyBits(bits.clone())).await
     }
 
-    /// After a complete backup: what is written from now on is dirty, and the holes are.
+    /// After a complete backup, which has its name: what is written from now on is dirty, and the holes are.
     pub(super) async fn restart(
         &self,
         worker: &Worker,
         source: &Image,
         holes: Option<&Arc<Bits>>,
+        backup: Option<BackupId>,
     ) -> Result<()> {
         let (restarted, what) = match (self.exists(source), holes) {
             // It keeps what it has: to clear it and mark them again are two steps, and between them they would be hidden.
-            (true, Some(_)) => return Ok(()),
+            (true, Some(_)) => (Ok(()), "kept"),
             (true, None) => (source.clear_bitmap(worker, &self.name).await, "cleared"),
             (false, holes) => (self.add(worker, source, holes).await, "added"),
+        };
+        let restarted = match (restarted, backup) {
+            (Ok(()), Some(backup)) => source.tie_bitmap(worker, &self.name, backup).await,
+            (restarted, _) => restarted,
         };
         restarted.map_err(|error| {
             let message = format!(
@@ -254,10 +266,81 @@ impl Dirty {
     }
 }
 
+/// Whether an image of the chain beneath `image` is that backup.
+fn stands_on(image: &Image, backup: BackupId) -> bool {
+    std::iter::successors(image.backing(), Image::backing).any(|image| image.backup_id() == Some(backup))
+}
+
 /// The granularity of a new bitmap where the usual one would make it larger than the format's users accept.
 fn granularity(source: &Image) -> Option<u64> {
     let least = source.virtual_size().div_ceil(8 * MAX_BITMAP_DATA_SIZE).next_power_of_two();
     (least > source.cluster_size().clamp(4 << 10, 64 << 10)).then_some(least)
+}
+
+/// Parts of the disk that a bitmap calls unchanged since the previous backup, to be compared.
+struct Unchanged<'a> {
+    dirty: &'a Dirty,
+    worker: &'a Worker,
+    source: &'a Image,
+    previous: &'a Image,
+    names: &'a PreviousBackup,
+    errors: SourceErrors,
+}
+
+impl Unchanged<'_> {
+    /// Fails if a range differs. What can't be read of the disk is left out where the backup leaves it out.
+    async fn compare(&self, at: u64, len: u64) -> Result<()> {
+        let now = match read(self.worker, self.source, at, len).await {
+            Ok(now) => now,
+            Err(_) if self.errors == SourceErrors::Skip => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let then = read(self.worker, self.previous, at, len).await?;
+        let Some(place) = first_difference(&now, &then) else { return Ok(()) };
+        let at = (at + place as u64) & !511;
+        let message = format!(
+            "bitmap '{}' does not belong to '{}': nothing was written at {at} since then, it says, but the disks differ \
+             there; make a full backup",
+            self.dirty.name,
+            self.names.image.display()
+        );
+        Err(Error::new(ErrorKind::InvalidArgument, message).on(self.source.path()))
+    }
+
+    /// The same of everything that is clean in `bits`; its bytes.
+    async fn compare_all(&self, bits: &DirtyBits, options: &BackupOptions) -> Result<u64> {
+        let tracker = Tracker::new(&options.control, Phase::Comparing, self.dirty.previous_size);
+        let (mut at, mut compared) = (0, 0);
+        while at < self.dirty.previous_size {
+            let (dirty, end) = bits.run_at(at);
+            let end = end.min(self.dirty.previous_size);
+            if dirty {
+                tracker.advance(end - at);
+            } else {
+                self.compare_run(at..end, &tracker).await?;
+                compared += end - at;
+            }
+            at = end;
+        }
+        Ok(compared)
+    }
+
+    async fn compare_run(&self, run: Range<u64>, tracker: &Tracker) -> Result<()> {
+        let mut at = run.start;
+        while at < run.end {
+            tracker.check()?;
+            let zero = zero_run(self.worker, self.source, at, run.end).await;
+            let zero = if zero == 0 { 0 } else { zero_run(self.worker, self.previous, at, at + zero).await };
+            let len = if zero > 0 { zero } else { (run.end - at).min(COMPARED) };
+            if zero == 0 {
+                tracker.keep_to_rate(self.worker, len).await?;
+                self.compare(at, len).await?;
+            }
+            at += len;
+            tracker.advance(len);
+        }
+        Ok(())
+    }
 }
 
 /// Whether a part of the disk has changed.

@@ -118,6 +118,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let mut partial =
         Partial::begin(worker, source, options, subject, &preamble, gather, claim, left, &mut unreadable)
             .await?;
+    let mut compared_bytes = 0;
     let compared = async {
         if partial.done > 0 && options.knows_all_hashes() {
             let cancel = &options.control.cancel;
@@ -127,7 +128,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         }
         let Some(dirty) = &mut dirty else { return Ok(()) };
         if let (Some(names), Some(base)) = (&options.previous, partial.image.backing()) {
-            dirty.compare(worker, source, &base, names, options.source_errors).await?;
+            compared_bytes = dirty.compare(worker, source, &base, names, options).await?;
         }
         let done = partial.done;
         dirty.compare_done(worker, source, &partial.image, done, options, &mut unreadable).await
@@ -139,7 +140,13 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     }
     let tracker = Tracker::new(&options.control, Phase::Copying, total);
     let pace = Pace::new(options.speed, at_once);
-    let mut report = BackupReport { decrypted, total, resumed_at: partial.done, ..BackupReport::default() };
+    let mut report = BackupReport {
+        decrypted,
+        total,
+        resumed_at: partial.done,
+        compared: compared_bytes,
+        ..BackupReport::default()
+    };
     let copied = async {
         if let Some(previous) = &mut previous {
             previous.pass(partial.done / subject.cluster_size)?;
@@ -159,9 +166,10 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
         return Err(error);
     }
     tracker.finish(Some(Phase::Finishing));
-    (report.file_length, report.disk_hash) = partial.complete(worker, options).await?;
+    let backup;
+    (report.file_length, report.disk_hash, backup) = partial.complete(worker, options).await?;
     if let Some(dirty) = &dirty {
-        dirty.restart(worker, source, unreadable.bits()).await?;
+        dirty.restart(worker, source, unreadable.bits(), backup).await?;
         report.kept_bitmap = unreadable.bits().map(|_| dirty.name().to_owned());
     }
     unreadable.tell(&mut report);

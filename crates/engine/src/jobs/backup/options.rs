@@ -78,7 +78,8 @@ pub struct BackupOptions {
     /// The persistent dirty bitmap that says what has changed since the previous backup; an increment reads nothing
     /// else. When the backup is complete it is cleared, or added by a full backup if there is none of this name: the
     /// source has to be open for writing, and nobody else writes to it meanwhile. Where something could not be read
-    /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it. Default: `None`.
+    /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it. The backup is marked with an id
+    /// ([`crate::Image::backup_id`]) that the bitmap goes on from. Default: `None`.
     pub bitmap: Option<String>,
     /// For an increment: what it stands on. Only clusters whose hash has changed are written.
     /// Default: `None`: a full backup.
@@ -177,6 +178,9 @@ pub struct BackupReport {
     pub unreadable_ranges: Vec<SkippedRange>,
     /// How many there are in all.
     pub unreadable_range_count: u64,
+    /// Compared with the previous backup, because the bitmap did not tell that it goes on from it: all that the bitmap calls
+    /// unchanged. 0 otherwise.
+    pub compared: u64,
     /// The bitmap that was not cleared because something could not be read: that is dirty in it, so that the next
     /// increment reads it again.
     pub kept_bitmap: Option<String>,

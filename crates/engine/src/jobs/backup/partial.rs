@@ -7,6 +7,7 @@ use super::previous::check_independent;
 use super::samples::Samples;
 use super::unreadable::Unreadable;
 use crate::Remedy;
+use crate::backups::new_backup_id;
 use crate::check::{CheckOptions, Repair, check};
 use crate::jobs::backing_name::backing_name;
 use crate::jobs::convert::SkippedRange;
@@ -23,6 +24,7 @@ use crate::{
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use zebu_qcow2::BackupId;
 use zebu_storage::Worker;
 
 /// An incomplete backup that is worked on.
@@ -67,7 +69,7 @@ fn taken(path: &Path, options: &BackupOptions, claim: &Claim, left: Left) -> Err
         ),
         Some(bitmap) => format!(
             "the backup is complete, but it was interrupted before bitmap '{bitmap}' was restarted: keep it, remove \
-             '{manifest}', and give the next backup another name"
+             '{manifest}', and give the next backup another name and the same previous one"
         ),
     };
     Error::new(ErrorKind::InvalidArgument, message).on(path)
@@ -213,19 +215,31 @@ impl Partial {
         }
     }
 
-    /// Gives the complete backup its name; returns the length of its file and the hash of the disk.
+    /// Gives the complete backup its name; returns the length of its file, the hash of the disk, and the id by which a bitmap knows
+    /// it.
     pub(super) async fn complete(
         mut self,
         worker: &Worker,
         options: &BackupOptions,
-    ) -> Result<(u64, Option<String>)> {
+    ) -> Result<(u64, Option<String>, Option<BackupId>)> {
+        let marked = match &options.bitmap {
+            Some(_) => self.mark(worker).await,
+            None => Ok(None),
+        };
         let closed = self.image.close(worker).await;
-        let hash = closed.and_then(|()| self.manifest.finish()).inspect_err(|_| self.give_up())?;
+        let closed = marked.and_then(|backup| closed.map(|()| backup));
+        let (hash, backup) = closed
+            .and_then(|backup| Ok((self.manifest.finish()?, backup)))
+            .inspect_err(|_| self.give_up())?;
         let length = std::fs::metadata(&self.claim.image).map_or(0, |found| found.len());
         let (partial, target) = (self.claim.image.clone(), options.target.clone());
         worker.run_blocking(move || publish(&partial, &target)).await?;
         dispose_of_manifest(worker, options, &self.claim).await?;
-        Ok((length, options.knows_all_hashes().then_some(hash)))
+        Ok((length, options.knows_all_hashes().then_some(hash), backup))
+    }
+
+    async fn mark(&self, worker: &Worker) -> Result<Option<BackupId>> {
+        self.image.mark_as_backup(worker, new_backup_id()?).await
     }
 }
 

@@ -178,7 +178,7 @@ impl CopyBeforeWrite {
             _ => Beneath::Zeroes,
         };
         let frozen = match bitmap {
-            Some(bitmap) => Some(FrozenBitmap::take(worker, source, bitmap).await?),
+            Some(bitmap) => Some(FrozenBitmap::take(worker, source, &target, bitmap).await?),
             None => None,
         };
         let marked = frozen.as_ref().filter(|_| beneath == Beneath::Earlier).map(FrozenBitmap::bits);
@@ -205,6 +205,14 @@ impl CopyBeforeWrite {
             Box::pin(async move { copy.protect(&worker, range).await })
         });
         Ok(copy)
+    }
+
+    /// Marks the copy, which is whole, as the backup that the bitmap goes on from.
+    pub(super) async fn mark(&self, worker: &Worker) -> Result<()> {
+        match &self.frozen {
+            Some(frozen) => frozen.mark(worker, &self.target).await,
+            None => Ok(()),
+        }
     }
 
     /// Tells the bitmap what became of the copy, which has ended.

@@ -105,7 +105,8 @@ impl LiveBackup {
     ///
     /// # Errors
     /// [`ErrorKind::Exists`]: another one is under way; [`ErrorKind::InvalidArgument`]: the sizes differ, or the bitmap
-    /// does not record writes, or is inconsistent; [`ErrorKind::NotFound`]: there is no such bitmap;
+    /// does not record writes, is inconsistent, or does not go on from the previous backup; [`ErrorKind::NotFound`]: there is no such
+    /// bitmap;
     /// [`ErrorKind::Unsupported`]: the target can't hold compressed clusters, or the source no bitmaps;
     /// [`ErrorKind::ReadOnly`]: the bitmap can't be changed.
     pub async fn start(
@@ -191,6 +192,7 @@ impl LiveBackup {
             None if stopped => Err(Error::new(ErrorKind::Cancelled, "cancelled")),
             None => {
                 tracker.finish(Some(Phase::Finishing));
+                self.copy.mark(worker).await?;
                 Ok(self.report())
             }
         }

@@ -36,6 +36,7 @@ pub async fn rebase(
     new: Option<(&Image, BackingReference)>,
     options: &RebaseOptions,
 ) -> Result<RebaseReport> {
+    let backup = image.backup_id();
     let qcow2 = image.qcow2("backing files")?;
     qcow2.check_writable()?;
     let compressed = options.clusters == TargetClusters::Compressed;
@@ -91,6 +92,10 @@ pub async fn rebase(
     job.tracker.finish(Some(Phase::Finishing));
     image.flush(worker).await?;
     image.set_backing(worker, reference).await?;
+    if let Some(backup) = backup {
+        // It shows what it did.
+        image.mark_as_backup(worker, backup).await?;
+    }
     Ok(job.report.get())
 }
 

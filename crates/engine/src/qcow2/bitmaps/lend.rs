@@ -9,6 +9,7 @@ use super::{Bitmap, Bits, Loaded};
 use crate::qcow2::state::Qcow2;
 use crate::{ErrorKind, Remedy, Result};
 use std::sync::Arc;
+use zebu_qcow2::BackupId;
 use zebu_storage::Worker;
 
 /// The end of the backup that bits were lent to.
@@ -52,14 +53,22 @@ impl Qcow2 {
         Ok(lent)
     }
 
-    /// Ends what [`Qcow2::lend_bits`] began.
-    pub(crate) async fn take_bits_back(&self, name: &str, lent: &Bits, outcome: BackupEnd) {
+    /// Ends what [`Qcow2::lend_bits`] began. `backup`: what a complete one is called, if it has a name.
+    pub(crate) async fn take_bits_back(
+        &self,
+        name: &str,
+        lent: &Bits,
+        outcome: BackupEnd,
+        backup: Option<BackupId>,
+    ) {
         let _turn = self.bitmaps.gate.lock().await;
         let mut state = self.bitmaps.state();
         let Some(bitmap) = find_mut(&mut state.list, name) else { return };
         bitmap.lent = false;
-        if let (BackupEnd::GivenUp, Some(loaded)) = (outcome, &bitmap.loaded) {
-            loaded.bits.merge(lent);
+        match (outcome, &bitmap.loaded) {
+            (BackupEnd::Complete, _) => bitmap.base = backup,
+            (BackupEnd::GivenUp, Some(loaded)) => loaded.bits.merge(lent),
+            (BackupEnd::GivenUp, None) => {}
         }
     }
 

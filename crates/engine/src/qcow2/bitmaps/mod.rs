@@ -9,6 +9,7 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `bases.rs` | the backups that bitmaps go on from |
 //! | `bits.rs` | the bits in memory |
 //! | `find.rs` | a bitmap by its name, and whether it can be used |
 //! | `load.rs` | tables and bits from disk; what must be done before the first write |
@@ -18,6 +19,7 @@
 //!
 //! Requests come through `bitmap_changes.rs` beside this folder, which prepares the file first.
 
+mod bases;
 mod bits;
 mod find;
 mod lend;
@@ -37,9 +39,9 @@ use crate::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
-use zebu_qcow2::Geometry;
 use zebu_qcow2::bitmap::{BitmapEntry, BitmapFlags};
 use zebu_qcow2::extension::BitmapsExtension;
+use zebu_qcow2::{BackupId, Geometry};
 
 /// Bytes of memory that the bits of an image's loaded bitmaps may take, were all of them set: as much as one bitmap
 /// of the largest size that the format's users accept.
@@ -81,6 +83,8 @@ pub(crate) struct Bitmap {
     loaded: Option<Loaded>,
     /// A backup has what was in it.
     lent: bool,
+    /// It knows of everything that was written since this backup.
+    base: Option<BackupId>,
 }
 
 /// The bitmaps by the header and by memory.
@@ -89,6 +93,8 @@ struct State {
     /// Offset and bytes of the directory that the header names.
     directory: Option<(u64, u64)>,
     list: Vec<Bitmap>,
+    /// Nobody knows any more what the bitmaps go on from.
+    are_bases_lost: bool,
 }
 
 /// The bitmaps that record writes.
@@ -109,13 +115,16 @@ pub(crate) struct Bitmaps {
 }
 
 impl Bitmaps {
-    /// As found by opening: the extension, and the entries of the directory; none if it is broken.
+    /// As found by opening: the extension, the entries of the directory (none if it is broken), and the first block of the header.
     pub(crate) fn found(
         extension: Option<BitmapsExtension>,
         entries: &[BitmapEntry],
         geometry: &Geometry,
         size: u64,
+        first_block: &[u8],
     ) -> Self {
+        let offset = extension.map_or(0, |extension| extension.directory_offset.0);
+        let known = bases::find(first_block, offset, entries);
         let list = entries.iter().map(|entry| {
             let in_use = entry.flags.contains(BitmapFlags::IN_USE);
             let sound = !in_use && entry.validate(geometry, size).is_ok();
@@ -125,12 +134,15 @@ impl Bitmaps {
                 condition: if sound { Condition::Sound } else { Condition::Inconsistent },
                 loaded: None,
                 lent: false,
+                base: bases::base_of(&known, &entry.name)
+                    .filter(|_| sound && entry.flags.contains(BitmapFlags::AUTO)),
             }
         });
         let list: Vec<Bitmap> = list.collect();
         let directory = extension.filter(|_| !list.is_empty());
         let directory = directory.map(|ext| (ext.directory_offset.0, ext.directory_size));
-        Self { state: Mutex::new(State { directory, list }), ..Self::default() }
+        let state = State { directory, list, are_bases_lost: false };
+        Self { state: Mutex::new(state), ..Self::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -191,6 +203,7 @@ impl Bitmap {
             in_use: self.condition == Condition::Inconsistent,
             auto: self.recording,
             lent: self.lent,
+            base: self.base,
         }
     }
 

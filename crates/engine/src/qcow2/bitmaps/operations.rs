@@ -8,13 +8,14 @@ use crate::{ErrorKind, Result};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use zebu_qcow2::Version;
 use zebu_qcow2::bitmap::{BitmapEntry, BitmapFlags, data_bytes, default_granularity_bits, table_entries};
 use zebu_qcow2::limits::{
     MAX_BITMAP_DATA_SIZE, MAX_BITMAP_GRANULARITY_BITS, MAX_BITMAP_NAME, MAX_BITMAP_TABLE_ENTRIES,
     MAX_BITMAPS, MIN_BITMAP_GRANULARITY_BITS,
 };
+use zebu_qcow2::{BackupId, Version};
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 /// Whether a bitmap records writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +89,7 @@ impl<'a> Adding<'a> {
             condition: Condition::Sound,
             loaded: Some(Loaded { bits: Arc::new(bits()), stored: Arc::new([]), unstored: true }),
             lent: false,
+            base: None,
         });
         Ok(())
     }
@@ -107,13 +109,17 @@ pub(crate) enum BitmapChange<'a> {
     Record(&'a str, Recording),
     /// Marks in a bitmap all that is dirty in others' bits, which are of a disk of the same size.
     Merge(&'a str, &'a Bits),
+    /// Notes that a bitmap knows of everything that was written since a backup.
+    Tie(&'a str, BackupId),
 }
 
 impl BitmapChange<'_> {
     /// The bitmap that must be usable, and whose bits are needed.
     fn changed_bits(&self) -> Option<&str> {
         match self {
-            Self::Clear(name) | Self::Record(name, _) | Self::Merge(name, _) => Some(name),
+            Self::Clear(name) | Self::Record(name, _) | Self::Merge(name, _) | Self::Tie(name, _) => {
+                Some(name)
+            }
             Self::Add { .. } | Self::AddCopies(_) | Self::Remove(_) => None,
         }
     }
@@ -131,7 +137,8 @@ impl Qcow2 {
             BitmapChange::Remove(_)
             | BitmapChange::Clear(_)
             | BitmapChange::Record(..)
-            | BitmapChange::Merge(..) => Ok(()),
+            | BitmapChange::Merge(..)
+            | BitmapChange::Tie(..) => Ok(()),
         }
     }
 
@@ -170,6 +177,7 @@ impl Qcow2 {
             BitmapChange::Clear(name) => self.clear_bitmap(&mut list, name)?,
             BitmapChange::Record(name, recording) => self.set_recording(&mut list, name, recording)?,
             BitmapChange::Merge(name, other) => self.merge_bitmap(&mut list, name, other)?,
+            BitmapChange::Tie(name, backup) => self.tie_bitmap(&mut list, name, backup)?,
         }
         let afterwards =
             if self.header.preparation().is_done() { Afterwards::Written } else { Afterwards::Untouched };
@@ -226,7 +234,11 @@ impl Qcow2 {
 
     fn clear_bitmap(&self, list: &mut [Bitmap], name: &str) -> Result<()> {
         self.check_not_lent(&self.find_bitmap(list, name)?.1)?;
-        if let Some(loaded) = find_mut(list, name).and_then(|bitmap| bitmap.loaded.as_mut()) {
+        let Some(bitmap) = find_mut(list, name) else { return Ok(()) };
+        if !sabotage::is(Fault::KeepBaseOfCleared) {
+            bitmap.base = None;
+        }
+        if let Some(loaded) = bitmap.loaded.as_mut() {
             let bits = Bits::new(loaded.bits.size(), loaded.bits.granularity_bits());
             *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
         }
@@ -237,6 +249,18 @@ impl Qcow2 {
         self.check_not_lent(&self.find_bitmap(list, name)?.1)?;
         if let Some(bitmap) = find_mut(list, name) {
             bitmap.recording = recording == Recording::On;
+            if !bitmap.recording && !sabotage::is(Fault::KeepBaseOfStopped) {
+                // It does not know of what is written from now on.
+                bitmap.base = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn tie_bitmap(&self, list: &mut [Bitmap], name: &str, backup: BackupId) -> Result<()> {
+        self.check_not_lent(&self.find_bitmap(list, name)?.1)?;
+        if let Some(bitmap) = find_mut(list, name) {
+            bitmap.base = Some(backup);
         }
         Ok(())
     }

@@ -14,10 +14,11 @@ use crate::qcow2::state::Qcow2;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use zebu_qcow2::HostOffset;
+use zebu_qcow2::backup_id::{BitmapBases, Seal};
 use zebu_qcow2::bitmap::{BitmapCluster, BitmapFlags, BitmapTableEntry, encode_directory, table_entries};
 use zebu_qcow2::extension::BitmapsExtension;
-use zebu_qcow2::header_edit::set_bitmaps;
+use zebu_qcow2::header_edit::{set_bitmap_bases, set_bitmaps};
+use zebu_qcow2::{FormatError, HostOffset};
 use zebu_storage::Worker;
 use zebu_storage::sabotage::{self, Fault};
 
@@ -71,7 +72,8 @@ impl Qcow2 {
             let entries: Vec<_> = list.iter().map(|bitmap| bitmap.entry.clone()).collect();
             let new_directory = self.write_directory(worker, &entries, &mut places).await?;
             self.settle(worker).await?;
-            self.name_directory(worker, new_directory.map(|at| (at, entries.len() as u32))).await?;
+            let bases = new_directory.and_then(|(offset, _)| self.sealed_bases(&list, offset));
+            self.name_directory(worker, new_directory.map(|at| (at, entries.len() as u32)), bases).await?;
             // The disk refers to them now.
             places.taken.clear();
             if let Some((offset, len)) = new_directory {
@@ -86,6 +88,13 @@ impl Qcow2 {
                 self.space.quarantine().push_unread(clusters, FreeMode::Reuse);
             }
             self.bitmaps.state().directory = new_directory;
+        } else if let Some((offset, _)) = directory {
+            let bases = self.sealed_bases(&list, offset);
+            self.header
+                .change_in_steps(worker, OnFailure::Poison, |block| {
+                    Ok(steps_to_bases(block, bases.as_ref()).unwrap_or_default())
+                })
+                .await?;
         }
         for bitmap in list.iter().filter(|bitmap| bitmap.is_complete(afterwards)) {
             if let Some(loaded) = &bitmap.loaded {
@@ -245,8 +254,14 @@ impl Qcow2 {
         Ok(place)
     }
 
-    /// Has the header name a directory (offset and bytes, entries), or none, durably.
-    async fn name_directory(&self, worker: &Worker, directory: Option<((u64, u64), u32)>) -> Result<()> {
+    /// Has the header name a directory (offset and bytes, entries), or none, durably. The bases come first: they are
+    /// sealed to that directory, and a crash between the two leaves none.
+    async fn name_directory(
+        &self,
+        worker: &Worker,
+        directory: Option<((u64, u64), u32)>,
+        bases: Option<(BitmapBases, Seal)>,
+    ) -> Result<()> {
         let extension = directory.map(|((offset, size), count)| BitmapsExtension {
             bitmap_count: count,
             directory_size: size,
@@ -254,10 +269,26 @@ impl Qcow2 {
         });
         self.header
             .change_in_steps(worker, OnFailure::Poison, |block| {
-                set_bitmaps(block, extension).map_err(|e| format_error(self.path(), &e))
+                let wrong = |e| format_error(self.path(), &e);
+                let mut steps = steps_to_bases(block, bases.as_ref()).unwrap_or_default();
+                let named = match set_bitmaps(steps.last().map_or(block, Vec::as_slice), extension) {
+                    Err(FormatError::HeaderDoesNotFit { .. }) if !steps.is_empty() => {
+                        // There is no room for both.
+                        steps.clear();
+                        set_bitmaps(block, extension)
+                    }
+                    named => named,
+                };
+                steps.extend(named.map_err(wrong)?);
+                Ok(steps)
             })
             .await
     }
+}
+
+/// The blocks by which the header comes to name the bases. `None`: it has no room for them, so it names none.
+fn steps_to_bases(block: &[u8], bases: Option<&(BitmapBases, Seal)>) -> Option<Vec<Vec<u8>>> {
+    set_bitmap_bases(block, bases.map(|(bases, seal)| (bases, *seal))).ok()
 }
 
 impl Bitmap {

@@ -9,7 +9,8 @@ use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use crate::{Error, Result};
-use zebu_qcow2::{Geometry, Header};
+use zebu_qcow2::header_edit::backup_id;
+use zebu_qcow2::{BackupId, Geometry, Header};
 use zebu_storage::{IoBuf, Worker};
 
 /// Offsets of the fields (qcow2 specification, "Header").
@@ -138,6 +139,11 @@ impl ImageHeader {
     /// suits one of them only.
     pub(crate) async fn make_durable(&self, worker: &Worker) -> Result<()> {
         self.files.barrier(worker, self.files.file()).await
+    }
+
+    /// The backup that the image is, as the header says now.
+    pub(crate) fn backup_id(&self) -> Option<BackupId> {
+        backup_id(&self.block())
     }
 
     /// Writes `new`, as long as the block, in its place. The mutex is held.

@@ -295,7 +295,13 @@ impl Qcow2 {
                 header.snapshots_offset.0,
                 parsed.snapshots_len,
             )),
-            bitmaps: Bitmaps::found(header.bitmaps(), &parsed.bitmaps, &geometry, header.virtual_size()),
+            bitmaps: Bitmaps::found(
+                header.bitmaps(),
+                &parsed.bitmaps,
+                &geometry,
+                header.virtual_size(),
+                &parsed.first_block,
+            ),
             disk: GuestDisk::new(size, context.has_backing, options.cache, options.zero_policy),
             map: ActiveMap::new(
                 geometry,

@@ -9,7 +9,7 @@ use crate::faults::{
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
-use crate::mutants::{encrypted, hostile, plain_text, undone, unfinished};
+use crate::mutants::{bases, encrypted, hostile, plain_text, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -226,6 +226,14 @@ mutants! {
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    a_broken_seal_is_believed: BelieveBrokenSeal, within 1 of
+        [Scenario(bases::a_header_that_another_program_has_written_names_no_backup)];
+    a_cleared_bitmap_keeps_its_base: KeepBaseOfCleared, within 1 of
+        [Scenario(bases::a_bitmap_that_is_cleared_goes_on_from_nothing)];
+    a_stopped_bitmap_keeps_its_base: KeepBaseOfStopped, within 1 of
+        [Scenario(bases::a_bitmap_that_stops_goes_on_from_nothing)];
+    a_backup_that_is_written_keeps_its_mark: KeepBackupMark, within 1 of
+        [Scenario(bases::a_backup_that_is_written_is_none)];
     copied_from_an_old_place: MoveFromOldPlace, within 1 of
         [Scenario(moved_source::what_the_kernel_moves_is_the_sources_own)];
     plain_text_is_written: WritePlainText, within 5 of [Crash(Encrypted)];

@@ -2,6 +2,7 @@
 //!
 //! `docs/testing.md` tells what is tested, and how to run more of it.
 
+mod bases;
 mod encrypted;
 mod hostile;
 mod killed;
