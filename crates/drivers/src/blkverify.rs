@@ -3,7 +3,8 @@
 use crate::call::{answer, call, take_bufs};
 use std::sync::Arc;
 use zebu_storage::{
-    Alignment, Background, Completer, Engine, IoBuf, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
+    Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
+    StorageOp,
 };
 
 /// Requests go to the disk under test and to a raw reference. A read that shows a difference is told and ends the
@@ -89,6 +90,10 @@ async fn run(
 impl Storage for Blkverify {
     fn len(&self) -> u64 {
         self.test.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        [self.raw.files(), self.test.files()].concat()
     }
 
     fn identity(&self) -> u64 {

@@ -4,7 +4,7 @@ use crate::call::{answer, take_bufs};
 use crate::image_disk::ImageDisk;
 use std::sync::Arc;
 use zebu::{Durability, Format};
-use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::{Alignment, Completer, FileId, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// An image that compresses whatever is written: requests become whole clusters.
 pub struct Compress {
@@ -25,6 +25,10 @@ impl Compress {
 impl Storage for Compress {
     fn len(&self) -> u64 {
         self.below.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.below.files()
     }
 
     fn identity(&self) -> u64 {

@@ -4,8 +4,8 @@ use crate::call::{answer, call, take_bufs};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu::{ExtentKind, Image};
 use zebu_storage::{
-    Alignment, Background, Completer, Engine, IoBuf, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
-    Worker,
+    Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
+    StorageOp, Worker,
 };
 
 /// Bytes that are copied at once.
@@ -127,6 +127,10 @@ impl Shared {
 impl Storage for CopyOnRead {
     fn len(&self) -> u64 {
         self.shared.below.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.shared.below.files()
     }
 
     fn identity(&self) -> u64 {

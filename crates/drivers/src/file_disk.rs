@@ -2,7 +2,7 @@
 
 use crate::call::{answer, take_bufs};
 use zebu_storage::{
-    Alignment, Background, Completer, Engine, File, FileKind, IoError, IoErrorKind, Storage,
+    Alignment, Background, Completer, Engine, File, FileId, FileKind, IoError, IoErrorKind, Storage,
     StorageAbilities, StorageDone, StorageOp, Worker,
 };
 
@@ -63,6 +63,10 @@ async fn run(worker: &Worker, file: &File, op: StorageOp, mut done: Completer) {
 impl Storage for FileDisk {
     fn len(&self) -> u64 {
         self.file.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.file.files()
     }
 
     fn identity(&self) -> u64 {

@@ -4,7 +4,7 @@ use crate::call::{answer, take_bufs};
 use std::sync::Arc;
 use zebu::{Access, Durability, Image, Preallocation, Shrink, ZeroMode};
 use zebu_storage::{
-    Background, Completer, Engine, IoError, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
+    Background, Completer, Engine, FileId, IoError, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
 };
 
 /// An open image, on a worker of its own.
@@ -92,6 +92,10 @@ impl Drop for ImageDisk {
 impl Storage for ImageDisk {
     fn len(&self) -> u64 {
         self.image.virtual_size()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.image.files()
     }
 
     fn identity(&self) -> u64 {

@@ -2,7 +2,10 @@
 
 use crate::call::{answer, moved, range, take_bufs};
 use std::sync::Arc;
-use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::{Alignment, Completer, FileId, Storage, StorageAbilities, StorageDone, StorageOp};
+
+/// Bytes that a given size is a multiple of.
+const SECTOR: u64 = 512;
 
 /// The bytes of another disk from an offset on.
 pub struct Part {
@@ -17,7 +20,7 @@ impl Part {
     /// The bytes from `offset` on, of which there are `size`, or all that there are.
     ///
     /// # Errors
-    /// The part lies past the end, in QEMU's words.
+    /// The part lies past the end, or does not end at a sector; in QEMU's words.
     pub fn new(below: Arc<dyn Storage>, offset: u64, size: Option<u64>) -> Result<Self, String> {
         let len = below.len();
         let Some(room) = len.checked_sub(offset) else {
@@ -33,6 +36,11 @@ impl Part {
                  containing file ({len})"
             ));
         }
+        if let Some(size) = size
+            && !size.is_multiple_of(SECTOR)
+        {
+            return Err(format!("Specified size is not multiple of {SECTOR}"));
+        }
         Ok(Self { below, offset, size: size.unwrap_or(room), is_cut: size.is_some() })
     }
 }
@@ -40,6 +48,10 @@ impl Part {
 impl Storage for Part {
     fn len(&self) -> u64 {
         self.size
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.below.files()
     }
 
     fn identity(&self) -> u64 {

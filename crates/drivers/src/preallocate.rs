@@ -4,7 +4,7 @@ use crate::call::{answer, call, take_bufs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu_storage::{
-    Alignment, Background, Completer, Engine, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
+    Alignment, Background, Completer, Engine, FileId, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
 };
 
 /// How much is set aside.
@@ -101,6 +101,10 @@ impl Drop for Preallocate {
 impl Storage for Preallocate {
     fn len(&self) -> u64 {
         self.shared.below.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.shared.below.files()
     }
 
     fn identity(&self) -> u64 {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zebu::jobs::ManifestIndex;
-use zebu_storage::{Completer, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
+use zebu_storage::{Completer, FileId, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
 
 /// Bytes of clusters that were compared and are kept, so that small reads of one cluster compare it once.
 const KEPT: usize = 4 << 20;
@@ -302,6 +302,10 @@ async fn read(worker: &Worker, below: &ImageDisk, range: Range<u64>) -> Result<V
 impl Storage for Verified {
     fn len(&self) -> u64 {
         self.below.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.below.files()
     }
 
     fn identity(&self) -> u64 {

@@ -9,7 +9,7 @@ use crate::progress::JobControl;
 use crate::qcow2::life::create;
 use crate::qcow2::space::free::SpaceContent;
 use crate::reservation::{check_mode, no_room};
-use crate::{Error, ErrorKind, Image, Result, luks_create, new_foreign, raw, refs, same_file};
+use crate::{Error, ErrorKind, Image, Result, luks_create, new_foreign, over_chain, raw, refs, same_file};
 use std::path::Path;
 use zebu_storage::{Create, File, FileKind, FsKind, IoErrorKind, LockMode, OpenFlags, Worker};
 
@@ -57,6 +57,7 @@ impl Image {
         control: &JobControl,
     ) -> Result<()> {
         same_file::check_new(path, options)?;
+        over_chain::check(worker, path, options).await?;
         let size = match (options.size, &options.backing) {
             (Some(size), _) => size,
             (None, Some((name, format))) => {

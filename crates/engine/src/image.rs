@@ -79,6 +79,14 @@ impl Image {
         &self.0.path
     }
 
+    /// Identities of the files that the image and what it stands on lie in.
+    pub fn files(&self) -> Vec<FileId> {
+        std::iter::successors(Some(&*self.0), |node| node.backing.as_deref())
+            .flat_map(|node| [node.image_file(), node.data_file()].into_iter().chain(node.other_files()))
+            .flat_map(File::files)
+            .collect()
+    }
+
     /// Format.
     pub fn format(&self) -> Format {
         self.0.format()

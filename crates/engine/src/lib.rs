@@ -73,6 +73,7 @@ mod new_foreign;
 mod node;
 mod open;
 mod options;
+mod over_chain;
 mod packed_format;
 mod progress;
 mod qcow2;

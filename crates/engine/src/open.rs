@@ -24,6 +24,7 @@ use crate::qcow2::life::unlock::unlock;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::refs::{self, Role};
+use crate::same_file::FilePlace;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
 use crate::{Error, ErrorKind, Keys, Remedy, Remote, Result};
@@ -33,7 +34,7 @@ use std::time::Duration;
 use zebu_foreign::{Opening, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
-use zebu_storage::{Create, File, ForkMark, LockMode, OpenFlags, Worker};
+use zebu_storage::{Create, File, FileId, ForkMark, LockMode, OpenFlags, Worker};
 
 /// Images in a chain at most.
 const MAX_DEPTH: usize = 1024;
@@ -68,6 +69,21 @@ impl LinkEncryption {
             Self::Qcow2(encryption) => encryption.is_none(),
             Self::Luks(_) => false,
         }
+    }
+}
+
+impl Link {
+    /// The files that the image names, but those that the caller gave in their place.
+    async fn named_files(&self, worker: &Worker) -> Vec<String> {
+        let Some(foreign) = &self.foreign else {
+            let header = self.parsed.as_ref().map(Parsed::header);
+            let data_file = header.and_then(Header::data_file_name);
+            return [data_file, header.and_then(Header::backing_file)].into_iter().flatten().map(text).collect();
+        };
+        let (files, format) = (std::slice::from_ref(&self.file), foreign.disk().format());
+        let extents = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
+        let parent = foreign.disk().parent().map(|parent| parent.name.clone());
+        extents.unwrap_or_default().into_iter().chain(parent).collect()
     }
 }
 
@@ -200,6 +216,34 @@ pub(crate) async fn open_split(
     }
     let base = assemble(worker, below, &base_options).await?;
     Ok((assemble(worker, above, options).await?, base))
+}
+
+/// The files of the image at `path` and of what it stands on, by their names too where they can't be opened. Nothing is
+/// read but headers, without locks; the chain ends where an image can't be looked at.
+///
+/// # Errors
+/// [`ErrorKind::ReferenceRefused`]: an image names a file that may not be opened.
+pub(crate) async fn chain_files(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Vec<FileId>> {
+    let options = &OpenOptions {
+        sharing: Sharing::Unlocked,
+        purpose: Purpose::Inspect,
+        ..options.clone()
+    };
+    let mut files = Vec::new();
+    let mut links: Vec<Link> = Vec::new();
+    let mut next = first_of(path, options).ok();
+    while let Some(found) = next {
+        files.extend(found.file.files());
+        let Ok(link) = open_link(worker, &links, found, options).await else { break };
+        let named = link.named_files(worker).await.into_iter().map(|name| refs::resolve(&link.path, &name));
+        files.extend(named.filter_map(|path| FilePlace::of(&path).file()));
+        next = match below(&link, options, Access::ReadOnly) {
+            Err(error) if error.kind() == ErrorKind::ReferenceRefused => return Err(error),
+            found => found.unwrap_or_default(),
+        };
+        links.push(link);
+    }
+    Ok(files)
 }
 
 /// Whether `name`, read as `how` says beside the image at `image`, is the name of `file`.
@@ -479,11 +523,16 @@ fn open_data_file(header: &Header, path: &Path, options: &OpenOptions) -> Result
     Ok(Some(file))
 }
 
-/// Opens what `link` stands on.
+/// Opens what `link` stands on, if the chain is followed.
 fn next_in_chain(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>> {
     if top.chain == Chain::TopOnly || top.purpose == Purpose::Inspect {
         return Ok(None);
     }
+    below(link, top, access)
+}
+
+/// Opens what `link` stands on.
+fn below(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>> {
     let flags = flags(&OpenOptions { access, ..top.at_depth(1) });
     if let Some((path, format)) = &link.options.backing {
         if path.as_os_str().is_empty() {

@@ -35,6 +35,14 @@ impl FilePlace {
             _ => Self::Nothing(path.to_owned()),
         }
     }
+
+    /// The file there.
+    pub(crate) fn file(self) -> Option<FileId> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Nothing(_) => None,
+        }
+    }
 }
 
 /// Symbolic links one behind the other that the kernel follows.

@@ -180,6 +180,15 @@ impl File {
         self.state.facts.id
     }
 
+    /// Identities of all files that its bytes lie in: its own first, then those below a [`Storage`].
+    pub fn files(&self) -> Vec<FileId> {
+        let below = match &self.state.inner {
+            FileInner::Foreign(storage) => storage.files(),
+            _ => Vec::new(),
+        };
+        std::iter::once(self.id()).chain(below).collect()
+    }
+
     /// The kind of the file.
     pub fn kind(&self) -> FileKind {
         self.state.facts.kind

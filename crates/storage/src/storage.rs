@@ -64,7 +64,7 @@
 //! ```
 
 use crate::buf::IoBufs;
-use crate::file_types::Alignment;
+use crate::file_types::{Alignment, FileId};
 use bitflags::bitflags;
 use std::fmt;
 use std::sync::Arc;
@@ -141,6 +141,11 @@ pub trait Storage: Send + Sync + 'static {
 
     /// A number that two storages share only if they are the same disk. A chain refuses to have one disk twice.
     fn identity(&self) -> u64;
+
+    /// Files that its bytes lie in, by which a program sees that it would write over what it reads. None by default.
+    fn files(&self) -> Vec<FileId> {
+        Vec::new()
+    }
 
     /// The alignment that operations keep to; powers of two, in bytes. 1 by default.
     fn alignment(&self) -> Alignment {

@@ -638,8 +638,8 @@ fn new_target(
                 "an image on a server can't have an external data file",
             ));
         }
-        create.remote = given_only();
     }
+    create.remote = given_only();
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(
@@ -670,6 +670,7 @@ fn new_target(
         if program::called().is_qemu() && !is_remote(&path) {
             check_backing(target, &path)?;
         }
+        create.refs = open.refs.clone();
         open.keys = args.backing_keys.over(open.keys, 1, &secrets)?;
         open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));

@@ -9,6 +9,7 @@ use crate::named_disks::is_remote;
 use crate::output::stdout;
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
+use crate::reference_defaults::allowed_references;
 use crate::remote_names::{given_only, new_image_path};
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
@@ -134,8 +135,9 @@ fn create_options(
                 "an image on a server can't have an external data file",
             ));
         }
-        create.remote = given_only();
     }
+    create.remote = given_only();
+    create.refs = allowed_references(&[])?;
     let backing = backing::join(
         args.backing.as_deref(),
         args.backing_format,
@@ -152,12 +154,13 @@ fn create_options(
             )));
         }
         let format = backing::required_format(session, path, &backing)?;
+        let found = backing::resolve_given(path, &backing.name);
         if !args.backing_unsafe {
-            let size = backing::virtual_size(session, &backing::resolve_given(path, &backing.name)?, format)?;
+            let size = backing::virtual_size(session, found.as_deref().map_err(Failure::clone)?, format)?;
             create.size = create.size.or(Some(size));
         }
         if create.encryption.is_none() && !program::called().is_qemu() {
-            warn_of_plain_overlay(&backing::resolve_given(path, &backing.name)?);
+            warn_of_plain_overlay(&found?);
         }
         create.backing = Some((backing.name, format));
     }

@@ -104,6 +104,9 @@ impl Backups {
                  start the server with a larger --max-memory"
             )
         })?;
+        if let Some(descriptor) = &descriptor {
+            check_target(export.image(), &start.target, descriptor)?;
+        }
         let was_made = descriptor.is_none();
         // Once the backup is complete, the name of a file that is made here has to last as its content does.
         let directory = was_made.then(|| directory_of(&start.target)).transpose()?;
@@ -383,6 +386,20 @@ fn target_file(
         return Err(format!("'{}' is no empty file: a backup needs a new one", path.display()));
     }
     Ok(opened)
+}
+
+/// Refuses a target that is a file of what is copied, which making a backup there would destroy.
+fn check_target(source: &Image, path: &Path, descriptor: &OwnedFd) -> Result<(), String> {
+    let opened = descriptor.try_clone().map_err(|error| format!("'{}': {error}", path.display()))?;
+    let flags = OpenFlags::default().access(Access::ReadWrite).lock(LockMode::None);
+    let target = File::from_descriptor(opened, path, &flags).map_err(|error| error.to_string())?;
+    if source.files().contains(&target.id()) {
+        let (target, source) = (path.display(), source.path().display());
+        return Err(format!(
+            "'{target}' is a file of the disk '{source}', which the backup would destroy: give another target"
+        ));
+    }
+    Ok(())
 }
 
 fn make(path: &Path) -> Result<OwnedFd, String> {

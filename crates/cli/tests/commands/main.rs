@@ -13,6 +13,7 @@ mod cut_short;
 mod info;
 mod io;
 mod map_and_measure;
+mod overwriting;
 mod qemu_lines;
 mod qemu_names;
 mod resize;

@@ -17,8 +17,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 use zebu_storage::{
-    Alignment, Background, Completer, Engine, IoBuf, IoBufs, IoError, Storage, StorageAbilities, StorageDone,
-    StorageOp,
+    Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
+    StorageDone, StorageOp,
 };
 
 /// The filter. It stands on the disk below it and changes nothing of its bytes.
@@ -176,6 +176,10 @@ async fn in_pieces(
 impl Storage for Blkdebug {
     fn len(&self) -> u64 {
         self.below.len()
+    }
+
+    fn files(&self) -> Vec<FileId> {
+        self.below.files()
     }
 
     fn identity(&self) -> u64 {

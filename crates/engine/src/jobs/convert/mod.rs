@@ -111,6 +111,7 @@ pub async fn convert(
         }
         ConvertTarget::Existing { image, content } => {
             check_open_target(sources, &image)?;
+            let content = content.on(&image);
             (Sink::Image(image), content, None)
         }
     };

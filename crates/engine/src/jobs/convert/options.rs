@@ -137,7 +137,7 @@ pub enum TargetContent {
     /// Anything: zeroes are written too.
     #[default]
     Unknown,
-    /// It reads as zero everywhere (`--target-is-zero`): zeroes are skipped.
+    /// It reads as zero everywhere (`--target-is-zero`): zeroes are skipped, unless the target is encrypted.
     Zero,
     /// It is an empty overlay, and its backing file holds what the backing file of the source holds: what the
     /// source's own file does not hold is skipped (`-B`).
@@ -145,6 +145,13 @@ pub enum TargetContent {
     /// It is what the lowest image of each source stands on, and the sources were opened without it: what none of
     /// their images holds is skipped, zeroes are written.
     Base,
+}
+
+impl TargetContent {
+    /// The content of this target. What was never written on an encrypted disk decrypts to noise, whatever its owner believes.
+    pub(super) fn on(self, target: &Image) -> Self {
+        if self == Self::Zero && !target.0.protection().is_none() { Self::Unknown } else { self }
+    }
 }
 
 /// A target that the job makes.

@@ -2,7 +2,7 @@
 
 use super::options::{NewTarget, StreamedTarget, TargetClusters, TargetContent};
 use super::sink::{DiskOrder, Sink};
-use super::source_conflict::check_target;
+use super::source_conflict::{check_open_file, check_target};
 use crate::create::new_file;
 use crate::image_stream::{ImageWriter, Packer};
 use crate::jobs::staging::{
@@ -57,7 +57,7 @@ pub(super) async fn make(
     // Before anything is made: a target that exists is cut to nothing, and locks are not taken by all.
     let elsewhere = open_elsewhere(&path, &create)?;
     if let Some(file) = &elsewhere {
-        check_target(sources, &path, &FilePlace::File(file.id()))?;
+        check_open_file(sources, file)?;
     }
     same_file::check_new(&path, &create)?;
     for file in std::iter::once(&path).chain(&data_file) {
@@ -66,7 +66,7 @@ pub(super) async fn make(
     let storage = data_file.as_ref().unwrap_or(&path).clone();
     let content = if create.backing.is_some() {
         TargetContent::SharedBacking
-    } else if create.format == Format::Luks
+    } else if shows_ciphertext(&create)
         || (elsewhere.as_ref().is_some_and(|file| !is_new(file)) || is_device(&storage))
             && shows_its_storage(&create)
     {
@@ -233,6 +233,12 @@ fn shows_its_storage(create: &CreateOptions) -> bool {
 /// Whether a storage has nothing yet: what it gets by growing is zero.
 fn is_new(file: &File) -> bool {
     file.kind() == FileKind::Foreign && file.is_empty()
+}
+
+/// Whether what was never written shows as noise: encrypted space that was set aside before.
+fn shows_ciphertext(create: &CreateOptions) -> bool {
+    create.format == Format::Luks
+        || create.encryption.is_some() && create.preallocation != Preallocation::Off
 }
 
 pub(super) fn is_device(path: &Path) -> bool {

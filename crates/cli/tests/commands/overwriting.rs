@@ -1,0 +1,139 @@
+//! Commands that make files, over every file of the chain that they read or stand on.
+
+use crate::common::{Scratch, qemu, words};
+use std::os::unix::fs::symlink;
+
+/// The files of the chains: `top` stands on `mid`, whose data is in `mid.data`, and `mid` on `base`; `parts` is a VMDK
+/// with an extent.
+const FILES: [&str; 6] = ["top", "mid", "mid.data", "base", "parts", "parts-extent"];
+
+/// Commands that make FILE. A chain stands in each of them.
+const LINES: &[&str] = &[
+    "create -q -f qcow2 -b top -F qcow2 FILE 1M",
+    "create -q -f qcow2 -u -b top -F qcow2 FILE 1M",
+    "create -q -f qcow2 -o backing_file=top,backing_fmt=qcow2,data_file=FILE new 1M",
+    "create -q -f qcow2 -b parts -F vmdk FILE 1M",
+    "create -q -f qcow2 -b json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"top\"}} -F qcow2 FILE 1M",
+    "convert -O qcow2 top FILE",
+    "convert -O raw top FILE",
+    "convert -O vhdx top FILE",
+    "convert -U -O raw top FILE",
+    "convert -n -O raw top FILE",
+    "convert -U -n --target-image-opts top driver=raw,offset=0,size=64k,file.driver=file,file.filename=FILE",
+    "convert -U -n --target-image-opts top driver=raw,file.driver=blkdebug,file.image.filename=FILE",
+    "convert -O qcow2 -o data_file=FILE top new",
+    "convert -O qcow2 -B top -F qcow2 empty FILE",
+    "convert -O raw parts FILE",
+    "dd if=top of=FILE",
+    "dd -U -O qcow2 if=top of=FILE",
+    "dd if=parts of=FILE",
+];
+
+/// Lines of zebu's own commands.
+const OWN_LINES: &[&str] =
+    &["backup top FILE", "clone top FILE", "convert --image-opts -O raw driver=qcow2,file.filename=top FILE"];
+
+struct Place {
+    scratch: Scratch,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        for line in [
+            "create -q -f raw base 1M",
+            "create -q -f qcow2 -o data_file=mid.data -b base -F raw mid 1M",
+            "create -q -f qcow2 -b mid -F qcow2 top 1M",
+            "create -q -f qcow2 empty 1M",
+        ] {
+            scratch.zebu(&words(line)).ok();
+        }
+        for (name, byte) in [("top", 3), ("mid", 2)] {
+            let command = format!("write -P {byte} {}k 64k", byte * 64);
+            scratch.zebu(&["io", "-f", "qcow2", "-c", &command, name]).ok();
+        }
+        let text = "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
+                    RW 2048 FLAT \"parts-extent\" 0\n";
+        scratch.write("parts", text.as_bytes());
+        scratch.write("parts-extent", &[7; 1 << 20]);
+        let contents = FILES.iter().map(|name| scratch.read(name)).collect();
+        Self { scratch, contents }
+    }
+
+    /// Files that are not as they were made. All are afterwards, and there are no others.
+    fn restore(&self) -> Vec<&'static str> {
+        let mut changed = Vec::new();
+        for (name, before) in FILES.iter().zip(&self.contents) {
+            if self.scratch.read(name) != *before {
+                changed.push(*name);
+                self.scratch.write(name, before);
+            }
+        }
+        for entry in std::fs::read_dir(self.scratch.path()).unwrap() {
+            let name = entry.unwrap().file_name();
+            if name != "empty" && !FILES.contains(&name.to_str().unwrap()) {
+                std::fs::remove_file(self.scratch.path().join(name)).unwrap();
+            }
+        }
+        changed
+    }
+}
+
+#[test]
+fn nothing_is_made_over_a_file_of_the_chain() {
+    let program = Scratch::new();
+    let as_qemu = program.file("qemu-img");
+    symlink(env!("CARGO_BIN_EXE_zebu"), &as_qemu).unwrap();
+    let own = env!("CARGO_BIN_EXE_zebu");
+    let place = Place::new();
+    let mut wrong = Vec::new();
+    for (line, names_of_qemu) in
+        LINES.iter().map(|line| (line, true)).chain(OWN_LINES.iter().map(|line| (line, false)))
+    {
+        let chain: &[&str] = if line.contains("parts") { &FILES[4..] } else { &FILES[..4] };
+        for file in chain {
+            for name in ["", "./", "link-", "hard-"] {
+                for program in [own, as_qemu.to_str().unwrap()] {
+                    if program != own && !names_of_qemu {
+                        continue;
+                    }
+                    let target = format!("{name}{file}");
+                    match name {
+                        "link-" => symlink(file, place.scratch.file(&target)).unwrap(),
+                        "hard-" => {
+                            std::fs::hard_link(place.scratch.file(file), place.scratch.file(&target))
+                                .unwrap();
+                        }
+                        _ => {}
+                    }
+                    let text = line.replace("FILE", &target);
+                    let ran = place.scratch.run(program, &words(&text));
+                    let changed = place.restore();
+                    if ran.code != Some(1) || !changed.is_empty() || ran.stderr.lines().count() != 1 {
+                        wrong.push(format!("{program} {text}: changed {changed:?}, {ran:?}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} lines:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What is in no chain is overwritten as before.
+#[test]
+fn other_files_are_made_anew() {
+    if !qemu() {
+        return;
+    }
+    for line in [
+        "create -q -f qcow2 -b top -F qcow2 empty 1M",
+        "create -q -f qcow2 -b base -F raw top 1M",
+        "create -q -f qcow2 -b base -F raw mid 1M",
+        "convert -O qcow2 top empty",
+        "dd if=mid of=empty",
+    ] {
+        let place = Place::new();
+        place.scratch.zebu(&words(line)).ok();
+    }
+}
