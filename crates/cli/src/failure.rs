@@ -1,6 +1,6 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use crate::named_disks;
+use crate::named_disks::{self, Named};
 use crate::output::printable::printable;
 use crate::program;
 use crate::secrets_in_names::without_secrets;
@@ -191,7 +191,9 @@ fn reason(error: &zebu::Error, image: &Path) -> String {
                 let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
                 return format!("Failed to connect to '{server}': {why}");
             }
-            if let (Some("rbd"), Some(why)) = (named_disks::driver(path), detail) {
+            let says_why = matches!(named_disks::named(path), Some(Named::Graph(_)))
+                || named_disks::driver(path) == Some("rbd");
+            if let (true, Some(why)) = (says_why, detail) {
                 return why.clone();
             }
             // QEMU's layers each say it.

@@ -13,6 +13,8 @@ pub(crate) enum Node {
     File(PathBuf),
     /// A disk over the network.
     Remote(RemoteName),
+    /// A node that is only read (`read-only=on`).
+    ReadOnly(Box<Node>),
     /// No bytes (`null-co`, `null-aio`).
     Null { size: u64, reads_zeroes: bool, latency: Duration },
     /// Errors on purpose.
@@ -33,6 +35,7 @@ impl Node {
         match self {
             Self::File(_) => "file",
             Self::Remote(name) => name.driver(),
+            Self::ReadOnly(node) => node.driver(),
             Self::Null { .. } => "null-co",
             Self::Blkdebug { .. } => "blkdebug",
             Self::Blkverify { .. } => "blkverify",
@@ -47,7 +50,8 @@ impl Node {
         match self {
             Self::File(path) => Some(path),
             Self::Remote(_) | Self::Null { .. } => None,
-            Self::Blkdebug { image: below, .. }
+            Self::ReadOnly(below)
+            | Self::Blkdebug { image: below, .. }
             | Self::Blkverify { test: below, .. }
             | Self::Preallocate { file: below, .. }
             | Self::Part { file: below, .. }

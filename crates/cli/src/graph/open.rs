@@ -8,7 +8,7 @@ use crate::remote_disk::remote_disk;
 use std::path::Path;
 use std::sync::Arc;
 use zebu::storage::{
-    Background, Engine, File, IoError, IoErrorKind, LockMode, Op, OpenFlags, Storage, Worker,
+    Access, Background, Engine, File, IoError, IoErrorKind, LockMode, Op, OpenFlags, Storage, Worker,
 };
 use zebu::{Format, Image, OpenOptions, OpenedFile, RefPolicy, Sharing};
 use zebu_drivers::{Blkdebug, Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
@@ -33,6 +33,11 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
         Node::Remote(remote) => remote_disk(remote.clone(), flags.access)?,
+        Node::ReadOnly(_) if flags.access == Access::ReadWrite => {
+            let denied = IoErrorKind::Os(rustix::io::Errno::ACCESS.raw_os_error());
+            return Err(IoError::of_file(Op::Open, denied, name).with_detail("Block node is read-only"));
+        }
+        Node::ReadOnly(node) => disk(node, name, flags)?,
         Node::Null { size, reads_zeroes, latency } => {
             Arc::new(NullDisk::new(*size, *reads_zeroes, *latency)?)
         }

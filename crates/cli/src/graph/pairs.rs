@@ -1,5 +1,8 @@
 //! Pairs of options with dotted names.
 
+use crate::keyval::parse_switch;
+use zebu::Access;
+
 /// A key and its value.
 pub(super) type Pair = (String, String);
 
@@ -32,13 +35,43 @@ pub(super) fn refuse_others(
     keys: &[&str],
     children: &[&str],
 ) -> Result<(), String> {
-    // Without effect in any node: the engine opens files as the command needs them, and names no nodes.
-    const IDLE: [&str; 4] = ["driver", "node-name", "read-only", "auto-read-only"];
     for (key, _) in pairs {
         let is_child = key.contains('.') && children.contains(&first(key));
-        if !is_child && !keys.contains(&key.as_str()) && !IDLE.contains(&key.as_str()) {
+        if !is_child && !keys.contains(&key.as_str()) && key != "driver" {
             return Err(format!("Block protocol '{driver}' doesn't support the option '{key}'"));
         }
+    }
+    Ok(())
+}
+
+/// The pairs of a node without those that every node has, and whether the node may be written.
+///
+/// # Errors
+/// A value that can't be read.
+pub(super) fn take_common(pairs: &[Pair]) -> Result<(Vec<Pair>, Access), String> {
+    let (mut own, mut access) = (Vec::new(), Access::ReadWrite);
+    for (key, value) in pairs {
+        match key.as_str() {
+            "read-only" if parse_switch(key, value)? => access = Access::ReadOnly,
+            "read-only" => {}
+            // A file is opened as the command needs it in any case.
+            "auto-read-only" => drop(parse_switch(key, value)?),
+            "node-name" => check_node_name(value)?,
+            _ => own.push((key.clone(), value.clone())),
+        }
+    }
+    Ok((own, access))
+}
+
+/// Refuses what can't be the name of a node. Names lead nowhere: there is no graph that would have them.
+fn check_node_name(name: &str) -> Result<(), String> {
+    const LONGEST: usize = 31;
+    let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.chars().all(is_of_name) {
+        return Err(format!("Invalid node-name: '{name}'"));
+    }
+    if name.len() > LONGEST {
+        return Err("Node name too long".to_owned());
     }
     Ok(())
 }

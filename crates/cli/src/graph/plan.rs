@@ -4,7 +4,7 @@ use super::debug_options::{configuration, split_name};
 use super::description::Description;
 use super::filter::Filter;
 use super::node::Node;
-use super::pairs::{Pair, below, get, refuse_others, without};
+use super::pairs::{Pair, below, get, refuse_others, take_common, without};
 use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_size_value, parse_switch};
@@ -17,7 +17,7 @@ use crate::values::FORMATS;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
-use zebu::Format;
+use zebu::{Access, Format};
 use zebu_drivers::{NullDisk, PreallocateConfig};
 use zebu_rbd::RbdName;
 use zebu_remote::nbd::NbdAddress;
@@ -63,8 +63,10 @@ pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
         if driver.is_none_or(|driver| FORMATS.contains(&driver)) && !is_part {
             let own = below(&pairs, "file");
             if !own.is_empty() {
+                let (pairs, access) = take_common(&pairs)?;
                 refuse_others(&pairs, driver.unwrap_or("raw"), &[], &["file"])?;
-                return protocol(&own, None, 0);
+                let node = protocol(&own, None, 0)?;
+                return Ok(if access == Access::ReadOnly { Node::ReadOnly(Box::new(node)) } else { node });
             }
         }
     }
@@ -117,10 +119,17 @@ pub(crate) fn plan(
         };
         plan.driver = plan.driver.or(driver);
         // What is said of the whole stack holds for the image.
-        let general: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
-        let mut next = below(&pairs, child);
-        next.extend(general.into_iter().filter(|(key, _)| get(&next, key).is_none()).collect::<Vec<_>>());
-        pairs = next;
+        let next = below(&pairs, child);
+        let mut general: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
+        let differing =
+            general.iter().find(|(key, value)| get(&next, key).is_some_and(|lower| lower != value));
+        if let Some((key, _)) = differing {
+            return Err(format!(
+                "Parameter '{key}' is not supported: it differs between a driver and the image below it, which has it for all"
+            ));
+        }
+        general.retain(|(key, _)| get(&next, key).is_none());
+        pairs = [next, general].concat();
         typed = typed.below(child);
     }
     Err("too many drivers lie above each other".to_owned())
@@ -134,6 +143,7 @@ fn is_general(key: &str) -> bool {
 
 fn refuse_filter_options(pairs: &[Pair], driver: &str, children: &[&str]) -> Result<(), String> {
     let others: Vec<Pair> = pairs.iter().filter(|(key, _)| !is_general(key)).cloned().collect();
+    let (others, _) = take_common(&others)?;
     let keys: &[&str] = if driver == "blkdebug" { &DEBUG_KEYS } else { &[] };
     refuse_others(&others, driver, keys, children)
 }
@@ -164,9 +174,15 @@ fn has_drivers(pairs: &[Pair]) -> bool {
         get(pairs, &format!("{prefix}driver")) == Some("raw")
             && ["offset", "size"].iter().any(|key| get(pairs, &format!("{prefix}{key}")).is_some())
     };
+    // A raw node below a format is left out if it says nothing.
+    let says_something = get(pairs, "file.driver") == Some("raw")
+        && pairs.iter().any(|(key, _)| {
+            let own = key.strip_prefix("file.").unwrap_or("driver");
+            own != "driver" && !own.starts_with("file.")
+        });
     named
+        || says_something
         || is_part("")
-        || is_part("file.")
         || backing_images(pairs)
             .iter()
             .any(|image| is_part(&format!("{image}.")) || is_part(&format!("{image}.file.")))
@@ -259,6 +275,13 @@ fn note(filename: Option<&str>, pairs: &[Pair], typed: &TypedValues, node: Node)
 
 /// A node below a format; `filename` is given beside its options.
 fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
+    let (own, access) = take_common(pairs)?;
+    let node = driver_node(&own, filename, depth)?;
+    Ok(if access == Access::ReadOnly { Node::ReadOnly(Box::new(node)) } else { node })
+}
+
+/// The same, of the options that are its driver's alone.
+fn driver_node(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
     if depth > MAX_DEPTH {
         return Err("too many drivers lie below each other".to_owned());
     }
@@ -301,14 +324,7 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
                 }
                 None => (get(pairs, "x-raw"), get(pairs, "x-image")),
             };
-            let test = match *child("test", test)? {
-                // The format of the disk that is put to the test is found out; the other one is raw.
-                file @ (Node::File(_) | Node::Remote(_)) => {
-                    Node::Image { format: None, file: Box::new(file) }
-                }
-                other => other,
-            };
-            Ok(Node::Blkverify { raw: child("raw", raw)?, test: Box::new(test) })
+            Ok(Node::Blkverify { raw: child("raw", raw)?, test: Box::new(probed(*child("test", test)?)) })
         }
         Some("preallocate") => {
             refuse_others(pairs, "preallocate", &["prealloc-align", "prealloc-size", "filename"], &["file"])?;
@@ -360,6 +376,15 @@ fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node
             }
             None => Err("A file must be specified: add filename=NAME".to_owned()),
         },
+    }
+}
+
+/// The disk that is put to the test by `blkverify`: its format is found out; the other disk is raw.
+fn probed(node: Node) -> Node {
+    match node {
+        file @ (Node::File(_) | Node::Remote(_)) => Node::Image { format: None, file: Box::new(file) },
+        Node::ReadOnly(node) => Node::ReadOnly(Box::new(probed(*node))),
+        other => other,
     }
 }
 

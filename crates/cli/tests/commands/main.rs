@@ -17,5 +17,6 @@ mod overwriting;
 mod qemu_lines;
 mod qemu_names;
 mod resize;
+mod stacks;
 mod usage;
 mod verdict;

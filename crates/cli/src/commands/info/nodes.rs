@@ -142,6 +142,7 @@ impl Nodes<'_> {
         Ok(match node {
             Node::File(path) => file(path)?,
             Node::Remote(remote) => driver(remote.reported(), remote.driver(), length()?, None),
+            Node::ReadOnly(node) => self.node(node, described)?,
             Node::Null { size, .. } => {
                 // It has the two names of its driver.
                 let format = if described.driver() == "null-aio" { "null-aio" } else { "null-co" };
