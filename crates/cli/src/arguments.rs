@@ -6,6 +6,7 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::key_opts::{with_backing_keys, with_names};
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
+use crate::program;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
@@ -282,6 +283,7 @@ impl ImageArgs {
                 .refs(allowed_references(&self.allow_refs)?)
                 .remote(opener(&self.allow_refs)?)
                 .lock_wait(lock_wait())
+                .probe(program::called().probe())
                 .keys(self.keys(&secrets)),
             aio: None,
             discard: None,

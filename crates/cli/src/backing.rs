@@ -5,6 +5,7 @@ use crate::graph::{is_graph_name, reference_node};
 use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
 use crate::named_disks::note_node;
+use crate::program;
 use crate::remote_names::{given_only, image_path, is_server_name};
 use crate::session::Session;
 use crate::values::format_argument;
@@ -132,6 +133,7 @@ pub(crate) fn opened_header(session: &Session, path: &Path, format: Format) -> R
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
     let options = OpenOptions::default()
         .format(format)
+        .probe(program::called().probe())
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
         .lock_wait(lock_wait())

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::OnceLock;
+use zebu::Probe;
 
 /// A program whose command line the one binary reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,11 @@ impl Program {
             Program::QemuIo => "qemu-io",
             Program::QemuNbd => "qemu-nbd",
         }
+    }
+
+    /// Bytes by which it finds out the format of an image.
+    pub(crate) fn probe(self) -> Probe {
+        if self.is_qemu() { Probe::Start } else { Probe::BothEnds }
     }
 
     /// Whether QEMU's own grammar, defaults and messages are asked for.

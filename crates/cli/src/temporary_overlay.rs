@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::lock_patience::lock_wait;
 use crate::named_disks::note_open;
+use crate::program;
 use crate::values::format_argument;
 use rustix::fs::{Mode, OFlags, open, unlink};
 use std::ffi::OsStr;
@@ -52,7 +53,11 @@ impl TemporaryOverlay {
 
 /// The format of the image below, which is probed if it is not given.
 fn format_of(worker: &Worker, base: &Path, format: Option<Format>) -> Result<Format, Failure> {
-    let options = OpenOptions::default().format(format).refs(RefPolicy::All).lock_wait(lock_wait());
+    let options = OpenOptions::default()
+        .format(format)
+        .probe(program::called().probe())
+        .refs(RefPolicy::All)
+        .lock_wait(lock_wait());
     worker
         .block_on(async {
             let image = Image::open(worker, base, &options).await?;

@@ -1,8 +1,9 @@
 //! Formats that are recognised: images of other programs, some of which are read, and packed files
 //! ([`PackedFormat`]). One table of magic numbers, for probing and for verdicts.
 
+use crate::no_disk::NoDisk;
 use crate::qcow2::read_tables::read_bytes;
-use crate::{Format, PackedFormat, Result};
+use crate::{Format, PackedFormat, Probe, Result};
 use std::fmt;
 use zebu_storage::{File, Worker};
 
@@ -16,6 +17,8 @@ pub(crate) enum Foreign {
     Image(&'static str),
     /// Any file, packed.
     Packed(PackedFormat),
+    /// A piece of an image, or something else that is no disk by itself.
+    NoDisk(NoDisk),
 }
 
 impl Foreign {
@@ -24,6 +27,7 @@ impl Foreign {
         match self {
             Self::Image(name) => name,
             Self::Packed(packed) => packed.name(),
+            Self::NoDisk(other) => other.name(),
         }
     }
 }
@@ -33,6 +37,7 @@ impl fmt::Display for Foreign {
         match self {
             Self::Image(name) => write!(f, "an image in the format {name}"),
             Self::Packed(packed) => write!(f, "a file packed with {packed}"),
+            Self::NoDisk(other) => write!(f, "{other}"),
         }
     }
 }
@@ -87,6 +92,7 @@ pub(crate) fn recognise(first: &[u8], last: &[u8]) -> Option<Foreign> {
         .map(Foreign::Image)
         .or_else(|| PackedFormat::of(first).map(Foreign::Packed))
         .or_else(|| ends().map(Foreign::Image))
+        .or_else(|| NoDisk::of(first, last).map(Foreign::NoDisk))
 }
 
 /// Whether a file of an unnamed format with these first and last bytes is taken for a raw disk: it begins and ends like no
@@ -106,18 +112,27 @@ pub(crate) fn is_vmdk_descriptor(first: &[u8]) -> bool {
 }
 
 /// Guesses the format of a file by its first and last bytes.
-pub(crate) async fn guess(worker: &Worker, file: &File) -> Result<Guess> {
+pub(crate) async fn guess(worker: &Worker, file: &File, probe: Probe) -> Result<Guess> {
     let known = |foreign: Foreign| match foreign {
         Foreign::Image(name) => Format::from_name(name).map_or(Guess::Foreign(foreign), Guess::Known),
-        Foreign::Packed(_) => Guess::Foreign(foreign),
+        Foreign::Packed(_) | Foreign::NoDisk(_) => Guess::Foreign(foreign),
     };
     let (len, sniffed) = (file.len(), SNIFFED.min(file.len() as usize));
     let first = read_bytes(worker, file, 0, sniffed).await?;
     if first.starts_with(&zebu_qcow2::header::MAGIC.to_be_bytes()) {
         return Ok(recognise(&first, &[]).map_or(Guess::Known(Format::Qcow2), known));
     }
-    let last = read_bytes(worker, file, len - sniffed as u64, sniffed).await?;
-    Ok(recognise(&first, &last).map_or(Guess::Known(Format::Raw), known))
+    let is_looked_at = match probe {
+        Probe::BothEnds => true,
+        Probe::Start => file.path().extension().is_some_and(|extension| extension == "dmg"),
+    };
+    let last = if is_looked_at {
+        read_bytes(worker, file, len - sniffed as u64, sniffed).await?
+    } else {
+        Vec::new()
+    };
+    let by_name = || NoDisk::of_name(file.path(), len).map(Foreign::NoDisk);
+    Ok(recognise(&first, &last).or_else(by_name).map_or(Guess::Known(Format::Raw), known))
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ mod luks_create;
 mod luks_disk;
 mod new_files;
 mod new_foreign;
+mod no_disk;
 mod node;
 mod open;
 mod options;

@@ -10,8 +10,8 @@ use crate::image_worker::ImageWorker;
 use crate::luks_disk::LuksDisk;
 use crate::node::{ChainView, Driver, Node, Raw};
 use crate::options::{
-    Access, BaseName, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Purpose,
-    RefPolicy, Sharing,
+    Access, BaseName, CacheMode, Chain, ExtentIndex, ForeignFormat, Format, OpenOptions, OpenedFile, Probe,
+    Purpose, RefPolicy, Sharing,
 };
 use crate::qcow2::cache::slice_cache::SliceCache;
 use crate::qcow2::cache::slice_store::{Class, SliceStore};
@@ -78,7 +78,11 @@ impl Link {
         let Some(foreign) = &self.foreign else {
             let header = self.parsed.as_ref().map(Parsed::header);
             let data_file = header.and_then(Header::data_file_name);
-            return [data_file, header.and_then(Header::backing_file)].into_iter().flatten().map(text).collect();
+            return [data_file, header.and_then(Header::backing_file)]
+                .into_iter()
+                .flatten()
+                .map(text)
+                .collect();
         };
         let (files, format) = (std::slice::from_ref(&self.file), foreign.disk().format());
         let extents = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
@@ -117,13 +121,22 @@ pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
 /// [`ErrorKind::ForeignFormat`]: it is an image of another format, or a packed file. The bytes of such a file are a disk
 /// only if the caller says so, by [`Format::Raw`].
 pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
-    match guess(worker, file).await? {
+    probe_by(worker, file, Probe::BothEnds).await
+}
+
+/// The same by some of these bytes.
+async fn probe_by(worker: &Worker, file: &File, by: Probe) -> Result<Format> {
+    match guess(worker, file, by).await? {
         Guess::Known(format) => Ok(format),
         Guess::Foreign(foreign) => {
             let message = match foreign {
                 Foreign::Image(_) => format!(
                     "it looks like {foreign}, which can't be read: make qcow2 or raw of it with another tool first, or \
                      say that its very bytes are the disk"
+                ),
+                Foreign::NoDisk(other) => format!(
+                    "it looks like {other}, which is no disk by itself: {}, or say that its very bytes are the disk",
+                    other.remedy()
                 ),
                 Foreign::Packed(packed) => {
                     let remedy = if packed.is_unpacked() {
@@ -222,28 +235,32 @@ pub(crate) async fn open_split(
 /// read but headers, without locks; the chain ends where an image can't be looked at.
 ///
 /// # Errors
-/// [`ErrorKind::ReferenceRefused`]: an image names a file that may not be opened.
+/// [`ErrorKind::ReferenceRefused`]: an image names a local file that may not be opened.
 pub(crate) async fn chain_files(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Vec<FileId>> {
-    let options = &OpenOptions {
-        sharing: Sharing::Unlocked,
-        purpose: Purpose::Inspect,
-        ..options.clone()
-    };
+    let options = &OpenOptions { sharing: Sharing::Unlocked, purpose: Purpose::Inspect, ..options.clone() };
     let mut files = Vec::new();
     let mut links: Vec<Link> = Vec::new();
     let mut next = first_of(path, options).ok();
     while let Some(found) = next {
         files.extend(found.file.files());
         let Ok(link) = open_link(worker, &links, found, options).await else { break };
-        let named = link.named_files(worker).await.into_iter().map(|name| refs::resolve(&link.path, &name));
+        let named = link.named_files(worker).await.into_iter().map(|name| {
+            let below_drivers = options.remote.local_file(Path::new(&name));
+            below_drivers.unwrap_or_else(|| refs::resolve(&link.path, &name))
+        });
         files.extend(named.filter_map(|path| FilePlace::of(&path).file()));
         next = match below(&link, options, Access::ReadOnly) {
-            Err(error) if error.kind() == ErrorKind::ReferenceRefused => return Err(error),
+            Err(error) if hides_local_file(&error) => return Err(error),
             found => found.unwrap_or_default(),
         };
         links.push(link);
     }
     Ok(files)
+}
+
+/// Whether an image names a local file that may not be opened.
+fn hides_local_file(error: &Error) -> bool {
+    matches!(error.remedy(), Some(Remedy::AllowLocalReferences | Remedy::AllowReferencesWithin(_)))
 }
 
 /// Whether `name`, read as `how` says beside the image at `image`, is the name of `file`.
@@ -380,7 +397,7 @@ async fn known_format(
     if let Some(format) = format {
         return Ok(format);
     }
-    let probed = probe(worker, file).await?;
+    let probed = probe_by(worker, file, options.probe).await?;
     if probed == Format::Raw && options.access == Access::ReadWrite {
         let message = "the format was not given and looks raw; a guest could write a header that is taken for another \
                        format: say that it is raw";

@@ -172,6 +172,18 @@ pub enum BaseName {
     FromImage,
 }
 
+/// Bytes by which the format of an image is found out that nobody named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Probe {
+    /// The first ones of the file, and the last ones.
+    #[default]
+    BothEnds,
+    /// The first ones, as QEMU does. The last ones count only for a name that ends with `.dmg`: the owner of a raw disk
+    /// can't choose the format by its last sector.
+    Start,
+}
+
 /// Treatment of metadata that a change finds damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -188,6 +200,8 @@ pub enum DamageMark {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
+    /// Bytes by which a format that is not given is probed.
+    pub probe: Probe,
     /// The format; probed if `None`. A raw image that was probed is only opened for reading, and what looks like an image
     /// of another format or like a packed file is refused ([`crate::ErrorKind::ForeignFormat`]).
     pub format: Option<Format>,
@@ -290,6 +304,7 @@ zebu_storage::option_setters!(OpenOptions {
     compress: CompressOptions,
     keys: Keys,
     damage: DamageMark,
+    probe: Probe,
 });
 
 /// A file that the caller has opened, and locked as it sees fit, to be an image of a chain.

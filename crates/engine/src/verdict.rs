@@ -4,7 +4,7 @@
 use crate::foreign::{Foreign, Guess, SNIFFED, guess, recognise};
 use crate::foreign_image::parse_from;
 use crate::open::flags;
-use crate::options::{Access, Chain, ForeignFormat, Format, OpenOptions, Purpose, RefPolicy};
+use crate::options::{Access, Chain, ForeignFormat, Format, OpenOptions, Probe, Purpose, RefPolicy};
 use crate::qcow2::life::open::read_snapshots;
 use crate::qcow2::read_tables::{TABLE_STEP, read_bytes};
 use crate::qcow2::text::text;
@@ -326,7 +326,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
     let file = options.remote.open(path, &flags(&options)).map_err(|e| Error::from(e).on(path))?;
     let format = match options.format {
         Some(format) => format,
-        None => match guess(worker, &file).await? {
+        None => match guess(worker, &file, options.probe).await? {
             Guess::Known(format) => format,
             Guess::Foreign(_) => Format::Raw,
         },
@@ -334,7 +334,7 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
     let mut concerns = Vec::new();
     match format {
         Format::Raw => {
-            let looks_like = match guess(worker, &file).await? {
+            let looks_like = match guess(worker, &file, Probe::BothEnds).await? {
                 Guess::Known(Format::Raw) => None,
                 Guess::Known(other) => Some(other.name()),
                 Guess::Foreign(foreign) => Some(foreign.name()),
@@ -349,11 +349,11 @@ pub async fn assess(worker: &Worker, path: &Path, options: &OpenOptions) -> Resu
                 note_look(looks_like.map(|first| taken_for(&first)), &mut concerns);
             }
             // A tool that guesses takes the file for the other one, and for what stands in its headers.
-            let other = match guess(worker, &file).await? {
+            let other = match guess(worker, &file, Probe::BothEnds).await? {
                 Guess::Known(other) => Some(other.name()).filter(|_| other != Format::Raw && other != format),
                 // A part of the image may be packed, such as the first one of a DMG.
                 Guess::Foreign(Foreign::Image(name)) => Some(name),
-                Guess::Foreign(Foreign::Packed(_)) => None,
+                Guess::Foreign(Foreign::Packed(_) | Foreign::NoDisk(_)) => None,
             };
             let found = Found::InFile;
             concerns.extend(other.map(|format| Concern::LooksLike { format, found }));
@@ -601,15 +601,15 @@ async fn first_of_disk(
     result.map(|()| first)
 }
 
-/// The format other than raw that a disk with these first bytes is taken for by a tool that guesses. Packed files are
-/// none: no tool takes a disk for one.
+/// The format other than raw that a disk with these first bytes is taken for by a tool that guesses. Packed files and
+/// files that are no disks are none: no tool takes a disk for one.
 fn taken_for(first: &[u8]) -> Option<&'static str> {
     if first.starts_with(&MAGIC.to_be_bytes()) {
         return Some(Format::Qcow2.name());
     }
     match recognise(first, &[]) {
         Some(Foreign::Image(name)) => Some(name),
-        Some(Foreign::Packed(_)) | None => None,
+        Some(Foreign::Packed(_) | Foreign::NoDisk(_)) | None => None,
     }
 }
 

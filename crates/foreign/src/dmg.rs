@@ -47,6 +47,11 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let trailer: [u8; TRAILER_BYTES as usize] = source.array(trailer_at, "the DMG trailer")?;
     ensure!(trailer.starts_with(TRAILER), "Could not locate UDIF trailer in dmg file");
     let data_fork = be64(&trailer, 24);
+    let (segment, segments) = (be32(&trailer, 56), be32(&trailer, 60));
+    require!(
+        segments <= 1,
+        "it is part {segment} of a DMG of {segments} parts, and no disk: join them on macOS first (by hdiutil convert)"
+    );
     let (list_at, list_len) = (be64(&trailer, 216), be64(&trailer, 224));
     require!(
         list_len > 0,

@@ -164,7 +164,7 @@ fn a_run_may_begin_and_end_anywhere() {
 fn damage_is_told() {
     for (name, make, damage, message) in CASES {
         let mut sample = make();
-        damage(sample.image());
+        damage(sample.header());
         match read_sample(&sample) {
             Ok(_) => panic!("{name}: it can be read"),
             Err(error) => assert!(error.to_string().contains(message), "{name}: {error}"),

@@ -152,8 +152,8 @@ fn images_made_by_hand_read_as_made() {
         if *name == "vhdx-with-log" {
             qemu.img(dir, ["check", "-q", "-f", "vhdx", "-r", "all", "image"]);
         }
-        // QEMU reads neither ZERO nor RDONLY extents, no COWD without a descriptor, and no QED with clusters of 4 KiB.
-        if !matches!(*name, "vmdk-flat" | "vmdk-cowd" | "qed") {
+        // QEMU reads neither ZERO nor RDONLY extents, and no QED with clusters of 4 KiB.
+        if !matches!(*name, "vmdk-flat" | "qed") {
             let theirs = read_by_qemu(&qemu, dir, sample.format, "image");
             assert_eq!(difference(0, &sample.disk, &theirs), None, "{name}");
         }
@@ -171,7 +171,7 @@ fn damaged_images_are_refused_by_every_command() {
     let measured = Path::new(env!("CARGO_BIN_EXE_measured"));
     for (name, make, damage, message) in foreign_samples::cases::CASES {
         let mut sample = make();
-        damage(sample.image());
+        damage(sample.header());
         write_sample(dir, &sample);
         let allowed_kib = MEMORY_KIB + 4 * sample.image().len() as u64 / 1024;
         for line in ["info --verdict -f FORMAT image", "convert -f FORMAT -O raw image out"] {
@@ -223,7 +223,10 @@ fn a_stream_that_is_too_short_for_one_of_its_units_shows_nothing() {
     });
     image.extend((b << 16 | a).to_be_bytes());
     image.resize(image.len() + 300_000, 0);
-    std::fs::write(dir.join("short.vmdk"), image).unwrap();
+    std::fs::write(dir.join("short-s001.vmdk"), image).unwrap();
+    let text =
+        foreign_samples::vmware::descriptor("twoGbMaxExtentSparse", "", "RW 129 SPARSE \"short-s001.vmdk\"");
+    std::fs::write(dir.join("short.vmdk"), text).unwrap();
     std::fs::write(dir.join("secret.raw"), b"SECRET--".repeat(1 << 17)).unwrap();
     // The last grain is read first, then the one for which the stream is too short.
     let commands = ["read -P 0x42 65536 512", "read -v 0 65536"];

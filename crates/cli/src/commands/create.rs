@@ -128,13 +128,11 @@ fn create_options(
         )));
     }
     create.size = given.or(opts.size);
-    if is_remote(path) {
-        if create.data_file.is_some() {
-            return Err(Failure::creating_name(
-                filename,
-                "an image on a server can't have an external data file",
-            ));
-        }
+    if is_remote(path) && create.data_file.is_some() {
+        return Err(Failure::creating_name(
+            filename,
+            "an image on a server can't have an external data file",
+        ));
     }
     create.remote = given_only();
     create.refs = allowed_references(&[])?;

@@ -3,6 +3,7 @@
 use super::debugs::{differs, keep_blkdebug, tell_line};
 use super::node::Node;
 use crate::failure::Failure;
+use crate::program;
 use crate::reference_defaults::allowed_references;
 use crate::remote_disk::remote_disk;
 use std::path::Path;
@@ -90,7 +91,11 @@ async fn with_backing(
     format: Option<Format>,
     refs: RefPolicy,
 ) -> zebu::Result<Vec<OpenedFile>> {
-    let options = OpenOptions::default().format(format).refs(refs).sharing(Sharing::Unlocked);
+    let options = OpenOptions::default()
+        .format(format)
+        .probe(program::called().probe())
+        .refs(refs)
+        .sharing(Sharing::Unlocked);
     let found = Image::open(worker, path, &options).await?;
     let mut files = vec![OpenedFile::new(top, found.format())];
     let mut next = found.backing();

@@ -27,6 +27,7 @@ use decode::Packing;
 use decoding::{Fault, Length, Source};
 use registry::Unpacked;
 use spill::Stopped;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -322,11 +323,8 @@ impl Layer {
 
 /// The member of a tar file that is asked for, or else the one disk in it.
 fn choose(layer: &Layer, asked: Option<&str>) -> Result<Member, String> {
-    let members = tar::members(&layer.file, layer.range).map_err(|e| e.to_string())?;
-    let named = |name: &str| {
-        let plain = |name: &str| name.strip_prefix("./").unwrap_or(name).to_owned();
-        members.iter().find(|member| plain(&member.name) == plain(name)).cloned()
-    };
+    let members = last_of_each(tar::members(&layer.file, layer.range).map_err(|e| e.to_string())?);
+    let named = |name: &str| members.iter().find(|member| plain(&member.name) == plain(name)).cloned();
     let list = |names: &mut dyn Iterator<Item = &str>| {
         let names: Vec<String> = names.take(MOST_LISTED).map(printable_name).collect();
         names.join(", ")
@@ -364,6 +362,19 @@ fn choose(layer: &Layer, asked: Option<&str>) -> Result<Member, String> {
             Err(format!("the OVF names several disks: choose one with --member: {names}"))
         }
     }
+}
+
+fn plain(name: &str) -> &str {
+    name.strip_prefix("./").unwrap_or(name)
+}
+
+/// The last member of each name, which is the one that unpacking leaves.
+fn last_of_each(mut members: Vec<Member>) -> Vec<Member> {
+    let mut known = HashSet::new();
+    members.reverse();
+    members.retain(|member| known.insert(plain(&member.name).to_owned()));
+    members.reverse();
+    members
 }
 
 fn printable_name(name: &str) -> String {

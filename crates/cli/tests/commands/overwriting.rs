@@ -56,7 +56,7 @@ impl Place {
         let text = "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
                     RW 2048 FLAT \"parts-extent\" 0\n";
         scratch.write("parts", text.as_bytes());
-        scratch.write("parts-extent", &[7; 1 << 20]);
+        scratch.write("parts-extent", &vec![7; 1 << 20]);
         let contents = FILES.iter().map(|name| scratch.read(name)).collect();
         Self { scratch, contents }
     }
@@ -118,6 +118,19 @@ fn nothing_is_made_over_a_file_of_the_chain() {
         }
     }
     assert!(wrong.is_empty(), "{} lines:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A name in an image that describes a disk below drivers is looked through.
+#[test]
+fn nothing_is_made_over_a_file_that_a_description_names() {
+    let place = Place::new();
+    let base = "json:{\"driver\":\"raw\",\"file\":{\"driver\":\"file\",\"filename\":\"base\"}}";
+    place.scratch.zebu(&["create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", "empty", "1M"]).ok();
+    place
+        .scratch
+        .zebu(&words("create -q -f qcow2 -b empty -F qcow2 base 1M"))
+        .fails_naming(1, &["the chain"]);
+    assert!(place.restore().is_empty());
 }
 
 /// What is in no chain is overwritten as before.

@@ -176,7 +176,7 @@ fn what_is_read_only_is_never_written() {
         return;
     }
     let place = Place::new();
-    place.scratch.write("source", &[7; 64 << 10]);
+    place.scratch.write("source", &vec![7; 64 << 10]);
     let own = place.scratch.file("qemu-img");
     for (stack, positions) in STACKS {
         for prefix in *positions {

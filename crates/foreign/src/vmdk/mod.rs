@@ -46,10 +46,8 @@ pub(crate) struct Map {
 /// The kinds of image file.
 #[derive(Debug)]
 enum Layout {
-    /// One sparse extent, maybe with a descriptor in it.
+    /// One sparse extent with a descriptor in it.
     Sparse(Header),
-    /// One sparse extent of ESX 3.
-    Cowd,
     /// Text that names extents; it may lie in an otherwise empty sparse extent.
     Described(Descriptor),
 }
@@ -61,14 +59,24 @@ fn descriptor_at(source: Source<'_>, offset: u64, len: u64) -> Result<Descriptor
     Descriptor::parse(&String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default()))
 }
 
+/// The refusal of an extent by itself: only the descriptor tells which part of which disk it is.
+fn part(what: &str) -> Error {
+    Error::unsupported(format!(
+        "it is {what} alone, a part of a VMDK and no disk: open the descriptor, the VMDK that names this file"
+    ))
+}
+
 fn layout(files: &dyn Files) -> Result<Layout> {
     let source = Source::image(files);
     let magic: [u8; 4] = source.array(0, "the VMDK header")?;
     if magic == *COWD_MAGIC {
-        return Ok(Layout::Cowd);
+        return Err(part("an extent of ESX (COWD)"));
     }
     if magic == *SPARSE_MAGIC {
         let header = Header::read(source)?;
+        if header.capacity > 0 && header.descriptor.is_none() {
+            return Err(part("a sparse extent"));
+        }
         if header.capacity > 0 {
             return Ok(Layout::Sparse(header));
         }
@@ -77,8 +85,7 @@ fn layout(files: &dyn Files) -> Result<Layout> {
         return descriptor_at(source, at, len).map(Layout::Described);
     }
     if magic == *sesparse::FIRST_BYTES {
-        let message = "this is a seSparse extent alone; open the VMDK descriptor that names it";
-        return Err(Error::unsupported(message));
+        return Err(part("a seSparse extent"));
     }
     ensure!(source.len() <= MAX_DESCRIPTOR, "Image not in VMDK format");
     descriptor_at(source, 0, source.len()).map(Layout::Described)
@@ -87,7 +94,7 @@ fn layout(files: &dyn Files) -> Result<Layout> {
 pub(crate) fn extent_files(files: &dyn Files) -> Result<Vec<String>> {
     match layout(files)? {
         Layout::Described(descriptor) => Ok(descriptor.names),
-        Layout::Sparse(_) | Layout::Cowd => Ok(Vec::new()),
+        Layout::Sparse(_) => Ok(Vec::new()),
     }
 }
 
@@ -116,7 +123,7 @@ pub(crate) fn inspect(files: &dyn Files) -> Result<Opened<Map>> {
             let described = described.transpose()?;
             Facts::of_file(described.as_ref(), opened.size, opened.unit, header.is_compressed())
         }
-        Some(Layout::Cowd) | None => Facts::of_file(None, opened.size, opened.unit, false),
+        None => Facts::of_file(None, opened.size, opened.unit, false),
     };
     opened.map.facts = Some(Box::new(facts));
     Ok(opened)
@@ -134,13 +141,11 @@ fn read(files: &dyn Files, reading: &mut Reading, add_extent: Add) -> Result<Ope
     };
     let inner;
     let (descriptor, variant) = match found {
-        Layout::Cowd => {
-            let tables = sparse::Tables::cowd(files, FileIndex::IMAGE)?;
-            push(extents, tables.size(), Content::Sparse(tables))?;
-            (None, "vmfsSparse")
-        }
         Layout::Sparse(header) => {
             let described = header.descriptor.map(|(at, len)| descriptor_at(image, at, len)).transpose()?;
+            if described.as_ref().is_some_and(|described| described.extents.len() > 1) {
+                return Err(part("one of several extents"));
+            }
             let variant = if header.is_compressed() { "streamOptimized" } else { "monolithicSparse" };
             let tables = sparse::Tables::open(files, FileIndex::IMAGE, header)?;
             push(extents, tables.size(), Content::Sparse(tables))?;

@@ -11,7 +11,7 @@ pub mod vmware;
 
 pub use hyper_v::{vhd_differencing, vhd_dynamic, vhd_fixed, vhdx, vhdx_differencing, vhdx_with_log};
 pub use packed::{cloop, dmg, qcow1_packed};
-pub use vmware::{cowd, flat, se_sparse, sparse, stream_optimized};
+pub use vmware::{cowd, cowd_alone, flat, se_sparse, sparse, stream_optimized};
 
 /// An image, and the disk that it holds.
 #[derive(Debug, Clone)]
@@ -28,6 +28,12 @@ impl Sample {
     /// An image in one file.
     pub fn one(format: &'static str, bytes: Vec<u8>, disk: Vec<u8>) -> Self {
         Self { format, files: vec![("image", bytes)], disk }
+    }
+
+    /// The bytes of the file that has the header: of a disk with an extent of ESX 3, that extent.
+    pub fn header(&mut self) -> &mut Vec<u8> {
+        let at = self.files.iter().position(|(_, bytes)| bytes.starts_with(b"COWD")).unwrap_or(0);
+        &mut self.files[at].1
     }
 
     /// The bytes of the image file.

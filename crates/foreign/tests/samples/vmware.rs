@@ -97,7 +97,13 @@ pub fn flat() -> Sample {
     Sample { format: "vmdk", files, disk }
 }
 
-/// A sparse extent of ESX 3: grains of a sector.
+/// The extent of [`cowd`] by itself.
+pub fn cowd_alone() -> Sample {
+    let Sample { mut files, disk, .. } = cowd();
+    Sample::one("vmdk", files.remove(1).1, disk)
+}
+
+/// A descriptor, and a sparse extent of ESX 3: grains of a sector.
 pub fn cowd() -> Sample {
     let mut image = b"COWD".to_vec();
     for (at, value) in [(4, 1u32), (8, 3), (12, 20), (16, 1), (20, 4), (24, 1), (28, 60)] {
@@ -111,7 +117,8 @@ pub fn cowd() -> Sample {
     put(&mut image, 40 * 512, &data);
     let mut disk = vec![0; 20 * 512];
     disk[3 * 512..5 * 512].copy_from_slice(&data);
-    Sample::one("vmdk", image, disk)
+    let descriptor = descriptor("vmfsSparse", "", "RW 20 VMFSSPARSE \"delta\"");
+    Sample { format: "vmdk", files: vec![("image", descriptor), ("delta", image)], disk }
 }
 
 /// A descriptor, and an extent as ESX 6.5 makes them for snapshots: one grain of data, one unmapped, one of zeroes.

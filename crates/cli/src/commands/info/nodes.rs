@@ -180,6 +180,7 @@ impl Nodes<'_> {
         };
         let options = OpenOptions::default()
             .format(format)
+            .probe(self.spec.options.probe)
             .sharing(self.spec.options.sharing)
             .lock_wait(self.spec.options.lock_wait.clone())
             .refs(self.spec.options.refs.clone())
