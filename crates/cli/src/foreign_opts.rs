@@ -21,6 +21,11 @@ const VHDX: &[Described] = &[
     ("block_size", "size", "Bytes of a block: a power of two, 1M to 256M; 0: by the size of the disk"),
     ("block_state_zero", "bool (on/off)", "Blocks that were never written are marked as zero (default on)"),
     ("log_size", "size", "Bytes of the log, a multiple of 1M (default 1M)"),
+    (
+        "logical_sector_size",
+        "size",
+        "Bytes of a sector as the guest sees it: 512 or 4096 (default that of the source, or 512)",
+    ),
     ("subformat", "str", "Allocation (dynamic [default], fixed)"),
 ];
 const VPC: &[Described] = &[
@@ -121,6 +126,7 @@ impl ForeignOpts {
                     allocation: self.choice("subformat", &allocation)?.unwrap_or_default(),
                     block_size: self.size("block_size")?.filter(|bytes| *bytes != 0),
                     log_size: self.size("log_size")?.unwrap_or(usual.log_size),
+                    logical_sector: self.size("logical_sector_size")?,
                     zero_blocks: self.switch("block_state_zero")?.unwrap_or(usual.zero_blocks),
                 }))
             }
@@ -182,7 +188,7 @@ impl ForeignOpts {
             ),
             ForeignFormat::Vhdx => (
                 &[("log_size", "1048576"), ("block_size", "0")],
-                &["log_size", "block_size", "subformat", "block_state_zero"],
+                &["log_size", "block_size", "logical_sector_size", "subformat", "block_state_zero"],
             ),
             ForeignFormat::Vpc => (&[], &["subformat", "force_size"]),
             ForeignFormat::Vdi => (&[("static", "off")], &["block_size", "static"]),
@@ -230,6 +236,7 @@ mod tests {
                     ("subformat", _, ForeignFormat::Vmdk) => "streamOptimized",
                     ("subformat", ..) => "fixed",
                     ("hwversion" | "toolsversion", ..) => "7",
+                    ("logical_sector_size", ..) => "4096",
                     _ => "2M",
                 };
                 let image = parse(format, &[(name, value)]).unwrap();

@@ -52,6 +52,7 @@ mod remote_disk;
 mod remote_names;
 mod secrets;
 mod secrets_in_names;
+mod sector_size;
 mod serve;
 mod session;
 mod size;

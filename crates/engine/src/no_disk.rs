@@ -1,5 +1,6 @@
-//! Files that are no disks and no images of one, though they are often met where a disk is looked for: pieces of images,
-//! images in formats of backup and forensic programs, and what servers send in place of a file.
+//! Files that are no disks, though they are met where one is looked for.
+//!
+//! They are pieces of images, containers of backup and forensic programs, and what servers send in place of a file.
 
 use std::fmt;
 use std::path::Path;

@@ -205,6 +205,14 @@ impl Disk {
         self.unit
     }
 
+    /// Bytes of a logical sector, in which the guest's partition table counts: 512 but for a VHDX that says 4096.
+    pub fn logical_sector(&self) -> u32 {
+        match &self.map {
+            Map::Vhdx(map) => map.sector(),
+            _ => 512,
+        }
+    }
+
     /// The kind of image within its format, as its format calls it (`subformat=` of QEMU, or "dynamic").
     pub fn variant(&self) -> &'static str {
         self.variant

@@ -153,7 +153,13 @@ fn images() -> Vec<NewImage> {
     for allocation in [Allocation::Dynamic, Allocation::Fixed] {
         for zero_blocks in [true, false] {
             let block_size = if zero_blocks { None } else { Some(1 << 20) };
-            images.push(NewImage::Vhdx(NewVhdx { allocation, zero_blocks, block_size, log_size: 2 << 20 }));
+            images.push(NewImage::Vhdx(NewVhdx {
+                allocation,
+                zero_blocks,
+                block_size,
+                log_size: 2 << 20,
+                logical_sector: None,
+            }));
         }
         for size in [VpcSize::ByGeometry, VpcSize::Exact] {
             images.push(NewImage::Vpc(NewVpc { allocation, size }));

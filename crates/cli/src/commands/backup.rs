@@ -14,6 +14,7 @@ use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -281,6 +282,7 @@ fn back_up(
     packed::prepare(&args.packed, &mut spec, &args.target, reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
+            warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
             let report = store::back_up(session, image, name, options);
             watch.finish();
             report
@@ -288,12 +290,14 @@ fn back_up(
     }
     if let Some(disk) = nbd::disk_on_server(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
+            warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
             let report = nbd::back_up(session, image, &disk, &options);
             watch.finish();
             report
         });
     }
     session.with_image(&spec, |image| {
+        warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));
         watch.finish();

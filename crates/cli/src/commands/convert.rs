@@ -23,6 +23,7 @@ use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
 use crate::remote_names::{given_only, new_image_path};
 use crate::secrets::Sources;
+use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
@@ -334,6 +335,7 @@ fn copy_sources(
         stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    warn_of_lost(report.lost_logical_block, target);
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
@@ -631,13 +633,11 @@ fn new_target(
         encryption.costs = args.image.costs.bounds();
     }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
-    if is_remote(target) {
-        if create.data_file.is_some() {
-            return Err(Failure::creating_name(
-                target.as_os_str(),
-                "an image on a server can't have an external data file",
-            ));
-        }
+    if is_remote(target) && create.data_file.is_some() {
+        return Err(Failure::creating_name(
+            target.as_os_str(),
+            "an image on a server can't have an external data file",
+        ));
     }
     create.remote = given_only();
     let spec = args.image.clone();

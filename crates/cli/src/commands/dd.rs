@@ -9,6 +9,7 @@ use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::program;
 use crate::remote_names::{given_only, new_image_path};
+use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use crate::size::parse_size;
 use crate::values::{formats, target_formats};
@@ -162,9 +163,10 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let result = worker.block_on(convert(worker, std::slice::from_ref(&source), target, &options));
     watch.finish();
     session.close(&source, Access::ReadOnly)?;
-    result.map_err(|error| {
+    let report = result.map_err(|error| {
         Failure::during(&format!("could not copy to '{}'", operands.output.display()), &error)
     })?;
+    warn_of_lost(report.lost_logical_block, operands.output);
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&path);
     }

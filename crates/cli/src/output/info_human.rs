@@ -8,6 +8,7 @@ use super::printable::printable;
 use super::units::size_short;
 
 use crate::program;
+use crate::sector_size::unusual;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};
 
@@ -62,6 +63,9 @@ fn own_text(node: &InfoNode) -> String {
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(node.virtual_size), node.virtual_size);
     let _ = writeln!(out, "disk size: {}", actual_size(node));
     let info = node.image();
+    if let Some(bytes) = info.and_then(|info| unusual(info.logical_block_size)) {
+        let _ = writeln!(out, "logical sector size: {bytes}");
+    }
     let qcow2 = info.and_then(|info| info.qcow2.as_ref());
     let encryption = info.and_then(|info| info.encryption.as_ref());
     if qcow2.is_some_and(|q| q.encryption.is_some()) || encryption.is_some() {

@@ -6,6 +6,7 @@ use super::json::path_text;
 use crate::backing::resolve;
 
 use crate::program;
+use crate::sector_size::unusual;
 use serde::Serialize;
 use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
 
@@ -35,6 +36,8 @@ pub(crate) struct ImageNode {
     #[serde(skip_serializing_if = "Option::is_none")]
     format_specific: Option<FormatSpecific>,
     children: Vec<Child>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logical_sector_size: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     full_cache_size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -199,6 +202,7 @@ impl ImageNode {
                 .iter()
                 .map(|(name, below)| Child { name: name.clone(), info: Self::of(below) })
                 .collect(),
+            logical_sector_size: info.and_then(|info| unusual(info.logical_block_size)),
             full_cache_size: None,
             limitations: None,
             fragmentation: None,

@@ -13,6 +13,7 @@ use zebu_storage::{File, IoBufs, Worker};
 pub(crate) struct BlockWriter {
     file: GrowingFile,
     layout: Layout,
+    logical_block: u32,
     table: Mutex<BlockTable>,
 }
 
@@ -38,11 +39,17 @@ impl BlockWriter {
         if layout.linear().is_some() {
             file.set_len(worker, layout.file_len(&table)).await?;
         }
-        Ok(Self { file, layout, table: Mutex::new(table) })
+        let logical_block = new.logical_sector();
+        Ok(Self { file, layout, logical_block, table: Mutex::new(table) })
     }
 
     pub(crate) fn virtual_size(&self) -> u64 {
         self.layout.virtual_size()
+    }
+
+    /// Bytes of a logical block.
+    pub(crate) fn logical_block(&self) -> u32 {
+        self.logical_block
     }
 
     pub(crate) fn path(&self) -> &Path {

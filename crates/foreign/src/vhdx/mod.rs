@@ -115,6 +115,11 @@ fn decode(entry: u64) -> (u64, u64) {
 }
 
 impl Map {
+    /// Bytes of a sector as the guest sees it.
+    pub(crate) fn sector(&self) -> u32 {
+        u32::try_from(self.sector).unwrap_or_default()
+    }
+
     pub(crate) fn run(&self, files: &dyn Files, guest: u64, max_len: u64) -> Result<Run> {
         let index = self.block.index(guest);
         if self.has_parent && decode(self.entry(files, index)?.1).0 == PARTIALLY_PRESENT {

@@ -4,6 +4,11 @@ use crate::disk::Format;
 use crate::error::{Error, Result};
 use crate::limits::MAX_DISK;
 
+/// Bytes of a sector as almost every guest sees it.
+pub(crate) const SECTOR: u32 = 512;
+/// Bytes of the other sector that a VHDX can have.
+pub(crate) const LARGE_SECTOR: u32 = 4096;
+
 /// Whether the blocks of a disk have places of their own from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Allocation {
@@ -110,13 +115,21 @@ pub struct NewVhdx {
     pub block_size: Option<u32>,
     /// Bytes of the log: a multiple of 1 MiB (`log_size`).
     pub log_size: u32,
+    /// Bytes of a sector as the guest sees it: 512 or 4096; 512 if `None` (`logical_sector_size`).
+    pub logical_sector: Option<u32>,
     /// Whether blocks that were never written are marked as zero, rather than as not there (`block_state_zero`).
     pub zero_blocks: bool,
 }
 
 impl Default for NewVhdx {
     fn default() -> Self {
-        Self { allocation: Allocation::Dynamic, block_size: None, log_size: 1 << 20, zero_blocks: true }
+        Self {
+            allocation: Allocation::Dynamic,
+            block_size: None,
+            log_size: 1 << 20,
+            logical_sector: None,
+            zero_blocks: true,
+        }
     }
 }
 
@@ -174,6 +187,26 @@ impl NewImage {
             Self::Vpc(_) => Format::Vpc,
             Self::Vdi(_) => Format::Vdi,
         }
+    }
+
+    /// Bytes of a sector as the guest sees it.
+    pub fn logical_sector(&self) -> u32 {
+        match self {
+            Self::Vhdx(vhdx) => vhdx.logical_sector.unwrap_or(SECTOR),
+            Self::Vmdk(_) | Self::Vpc(_) | Self::Vdi(_) => SECTOR,
+        }
+    }
+
+    /// The same image, with the sectors of the disk that is written to it if the format has such sectors and none were
+    /// chosen.
+    #[must_use]
+    pub fn for_sectors(mut self, sector: u32) -> Self {
+        if let Self::Vhdx(vhdx) = &mut self
+            && matches!(sector, SECTOR | LARGE_SECTOR)
+        {
+            vhdx.logical_sector.get_or_insert(sector);
+        }
+        self
     }
 
     /// Whether its blocks have to be written in the order of the disk, as a [`super::Stream`].

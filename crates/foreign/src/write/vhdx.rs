@@ -3,14 +3,13 @@
 use super::blocks::BlockTable;
 use super::bytes::{put, put_le16, put_le32, put_le64};
 use super::options::Allocation;
-use super::options::{Birth, NewVhdx};
+use super::options::{Birth, LARGE_SECTOR, NewVhdx, SECTOR};
 use super::places::{Part, Places, TABLE_PART};
 use crate::error::{Error, Result, require};
 use crate::vhdx::header::{self, MIB, checksum};
 use crate::vhdx::{FULLY_PRESENT, MAGIC, NOT_PRESENT, SECTORS_PER_BITMAP, ZERO, metadata, region};
 
-/// Bytes of a sector as the guest sees it, and of one of the medium that it is told of.
-const SECTOR: u64 = 512;
+/// Bytes of a sector of the medium that the guest is told of.
 const PHYSICAL_SECTOR: u32 = 4096;
 /// Offset of the log, bytes.
 const LOG_AT: u64 = MIB;
@@ -22,6 +21,8 @@ const TABLE_AND_ITEMS: usize = metadata::TABLE as usize + 4096;
 /// Bytes of the largest disk.
 const MOST: u64 = 64 << 40;
 const GIB: u64 = 1 << 30;
+/// Bytes of a table that QEMU can't read any more. Only that of an empty disk becomes so large.
+const MOST_TABLE: u64 = 2 * GIB;
 /// Flags of metadata: of the disk rather than of the file; no reader may ignore it.
 const OF_THE_DISK: u32 = 1 << 1;
 const REQUIRED: u32 = 1 << 2;
@@ -32,6 +33,7 @@ pub(super) struct Tables {
     block: u64,
     allocation: Allocation,
     log_size: u32,
+    sector: u32,
     zero_blocks: bool,
     birth: Birth,
 }
@@ -58,14 +60,28 @@ pub(super) fn layout(new: &NewVhdx, size: u64, birth: &Birth) -> Result<(Places,
         "VHDX log size {} is not a multiple of 1 MiB",
         new.log_size
     );
+    let sector = new.logical_sector.unwrap_or(SECTOR);
+    require!(
+        matches!(sector, SECTOR | LARGE_SECTOR),
+        "VHDX logical sector size {sector} is neither {SECTOR} nor {LARGE_SECTOR}"
+    );
+    require!(
+        size.is_multiple_of(u64::from(sector)),
+        "a VHDX with logical sectors of {sector} bytes has no disk of {size} bytes: give a multiple"
+    );
     let tables = Tables {
         size,
         block: u64::from(block),
         allocation: new.allocation,
         log_size: new.log_size,
+        sector,
         zero_blocks: new.zero_blocks,
         birth: *birth,
     };
+    require!(
+        tables.table_bytes() < MOST_TABLE,
+        "QEMU opens no VHDX of 0 bytes with blocks of {block} bytes: give a smaller block_size"
+    );
     let first = tables.table_at().checked_add(tables.table_bytes());
     let places = Places {
         size,
@@ -100,7 +116,7 @@ impl Tables {
 
     /// Blocks between two entries of the sector bitmap.
     fn chunk(&self) -> u64 {
-        SECTORS_PER_BITMAP.saturating_mul(SECTOR).checked_div(self.block).unwrap_or(1).max(1)
+        SECTORS_PER_BITMAP.saturating_mul(u64::from(self.sector)).checked_div(self.block).unwrap_or(1).max(1)
     }
 
     /// Entries of the table, with those of the sector bitmaps between them.
@@ -193,7 +209,7 @@ impl Tables {
             (metadata::FILE_PARAMETERS, REQUIRED, parameters.to_le_bytes().into()),
             (metadata::DISK_SIZE, OF_THE_DISK | REQUIRED, self.size.to_le_bytes().into()),
             (metadata::DISK_ID, OF_THE_DISK | REQUIRED, self.birth.uuid(2).into()),
-            (metadata::LOGICAL_SECTOR, OF_THE_DISK | REQUIRED, (SECTOR as u32).to_le_bytes().into()),
+            (metadata::LOGICAL_SECTOR, OF_THE_DISK | REQUIRED, self.sector.to_le_bytes().into()),
             (metadata::PHYSICAL_SECTOR, OF_THE_DISK | REQUIRED, PHYSICAL_SECTOR.to_le_bytes().into()),
         ];
         // The table, and a block for the items.

@@ -142,5 +142,7 @@ pub async fn convert(
             job.target.finish(worker).await?;
         }
     }
-    Ok(job.report())
+    let block = target::logical_block(sources);
+    let lost_logical_block = (block > job.target.logical_block()).then_some(block);
+    Ok(ConvertReport { lost_logical_block, ..job.report() })
 }

@@ -150,7 +150,7 @@ pub enum TargetContent {
 impl TargetContent {
     /// The content of this target. What was never written on an encrypted disk decrypts to noise, whatever its owner believes.
     pub(super) fn on(self, target: &Image) -> Self {
-        if self == Self::Zero && !target.0.protection().is_none() { Self::Unknown } else { self }
+        if self == Self::Zero && target.is_encrypted() { Self::Unknown } else { self }
     }
 }
 
@@ -278,4 +278,7 @@ pub struct ConvertReport {
     pub unreadable_range_count: u64,
     /// The first of them (at most 1024), in order.
     pub unreadable_ranges: Vec<SkippedRange>,
+    /// Bytes of the source's logical block ([`Image::logical_block_size`]), if the target does not say that its own is as large:
+    /// its partition table counts in them.
+    pub lost_logical_block: Option<u32>,
 }

@@ -63,6 +63,15 @@ impl Sink {
         }
     }
 
+    /// Bytes of a logical block, as the image says.
+    pub(super) fn logical_block(&self) -> u32 {
+        match self {
+            Self::Image(image) => image.logical_block_size(),
+            Self::Blocks(writer) => writer.logical_block(),
+            Self::Stream { .. } => 512,
+        }
+    }
+
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Image(image) => image.path(),

@@ -76,7 +76,10 @@ pub(super) async fn make(
     };
 
     let mut files = NewFiles::default();
+    let sector = logical_block(sources);
+    let holds_sectors = create.size.is_some_and(|size| size.is_multiple_of(u64::from(sector.max(1))));
     let foreign = new_foreign::wanted(&create, &path)?;
+    let foreign = foreign.map(|new| if holds_sectors { new.for_sectors(sector) } else { new });
     let final_name = new_foreign::last_part(&path);
     let place = if elsewhere.is_some() { None } else { same_file::new_file_place(&path) };
     let (work_path, names) = match place {
@@ -204,6 +207,11 @@ impl Made {
     }
 }
 
+/// Bytes of the largest logical block of the sources.
+pub(super) fn logical_block(sources: &[Image]) -> u32 {
+    sources.iter().map(Image::logical_block_size).max().unwrap_or_default()
+}
+
 /// Whether the image names other files, which are looked for from the directory of its own name.
 fn names_others(create: &CreateOptions) -> bool {
     create.backing.is_some() || create.data_file.is_some()
@@ -237,8 +245,7 @@ fn is_new(file: &File) -> bool {
 
 /// Whether what was never written shows as noise: encrypted space that was set aside before.
 fn shows_ciphertext(create: &CreateOptions) -> bool {
-    create.format == Format::Luks
-        || create.encryption.is_some() && create.preallocation != Preallocation::Off
+    create.format == Format::Luks || create.encryption.is_some() && create.preallocation != Preallocation::Off
 }
 
 pub(super) fn is_device(path: &Path) -> bool {
