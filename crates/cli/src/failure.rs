@@ -223,7 +223,9 @@ fn remedy(error: &zebu::Error) -> String {
     let known = match error.kind() {
         // Whatever the reason was: it does not help to try again.
         _ if error.remedy() == Some(&Remedy::RepairLeaks) => " (zebu check -r leaks)",
-        ErrorKind::Locked if error.remedy() == Some(&Remedy::WaitForWrites) => " (try again when the disk has answered)",
+        ErrorKind::Locked if error.remedy() == Some(&Remedy::WaitForWrites) => {
+            " (try again when the disk has answered)"
+        }
         ErrorKind::Locked => " (stop that program first)",
         ErrorKind::ForeignFormat => " (-f raw)",
         ErrorKind::ReferenceRefused => return reference_remedy(error.remedy()),
