@@ -1,7 +1,7 @@
 //! The bytes of a packed file from the start on, with a look at its end: is it what it was taken for?
 
 use super::decode::Packing;
-use super::spill::{INPUT, RangeReader};
+use super::range_reader::RangeReader;
 use super::tar::Range;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -12,6 +12,8 @@ use zebu::looks_raw;
 
 /// Bytes at the end by which some formats are known.
 const TAIL: usize = 512;
+/// Packed bytes that are read at once.
+const INPUT: usize = 256 << 10;
 
 /// A packed file, or a part of a file.
 #[derive(Debug, Clone)]

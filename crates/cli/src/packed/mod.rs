@@ -6,6 +6,7 @@
 mod decode;
 mod decoding;
 mod ovf;
+mod range_reader;
 mod recent;
 pub(crate) mod registry;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
 use decoding::{Fault, Length, Source};
+use range_reader::RangeReader;
 use registry::Unpacked;
 use spill::Stopped;
 use std::collections::HashSet;
@@ -292,7 +294,7 @@ struct Layer {
 impl Layer {
     fn first_bytes(&self) -> io::Result<Vec<u8>> {
         let mut first = Vec::new();
-        spill::RangeReader::new(&*self.file, self.range).take(SNIFFED).read_to_end(&mut first)?;
+        RangeReader::new(&*self.file, self.range).take(SNIFFED).read_to_end(&mut first)?;
         Ok(first)
     }
 
@@ -345,7 +347,7 @@ fn choose(layer: &Layer, asked: Option<&str>) -> Result<Member, String> {
         return Err(format!("the OVF descriptor has {} bytes", descriptor.range.len));
     }
     let mut text = Vec::new();
-    let read = spill::RangeReader::new(&*layer.file, descriptor.range).read_to_end(&mut text);
+    let read = RangeReader::new(&*layer.file, descriptor.range).read_to_end(&mut text);
     read.map_err(|e| e.to_string())?;
     let disks = ovf::disk_files(&String::from_utf8_lossy(&text));
     match &disks[..] {

@@ -1,42 +1,17 @@
 //! Unpacked bytes in a file without a name: what is in a packed file is read at any place, and several times.
 
 use super::decoding::Source;
-use super::tar::Range;
 use rustix::fs::{CWD, Mode, OFlags};
-use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes that are read and unpacked at once.
-pub(super) const INPUT: usize = 256 << 10;
+/// Bytes that are unpacked at once.
 const OUTPUT: usize = 1 << 20;
 /// Blocks of zeroes are not written.
 const BLOCK: usize = 64 << 10;
-
-/// A part of a file, read in order.
-pub(crate) struct RangeReader<F> {
-    file: F,
-    at: u64,
-    end: u64,
-}
-
-impl<F: Borrow<File>> RangeReader<F> {
-    pub(crate) fn new(file: F, range: Range) -> Self {
-        Self { file, at: range.start, end: range.start.saturating_add(range.len) }
-    }
-}
-
-impl<F: Borrow<File>> Read for RangeReader<F> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let len = out.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let read = self.file.borrow().read_at(&mut out[..len], self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
 
 /// An empty file without a name in a directory. Where the file system has none, one whose name is taken away at once.
 pub(crate) fn unnamed_file(directory: &Path) -> io::Result<File> {

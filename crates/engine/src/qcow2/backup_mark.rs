@@ -4,7 +4,6 @@ use crate::Result;
 use crate::error::format_error;
 use crate::qcow2::header::block::OnFailure;
 use crate::qcow2::state::Qcow2;
-use std::sync::Arc;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::header_edit::set_backup_id;
 use zebu_qcow2::{BackupId, FormatError};
@@ -16,17 +15,8 @@ impl Qcow2 {
         self.header.backup_id()
     }
 
-    /// Marks the image as a backup, or as none, durably. Whether it is marked so: the header may have no room.
-    pub(crate) async fn mark_as_backup(
-        self: &Arc<Self>,
-        worker: &Worker,
-        backup: Option<BackupId>,
-    ) -> Result<bool> {
-        self.before_metadata_write(worker).await?;
-        self.on_own_worker(worker, move |me, on| async move { me.write_backup_mark(&on, backup).await }).await
-    }
-
-    /// The same, once the file is prepared for changes.
+    /// Marks the image as a backup, or as none, durably. Whether it is marked so: the header may have no room. The file is
+    /// prepared for changes.
     pub(super) async fn write_backup_mark(&self, worker: &Worker, backup: Option<BackupId>) -> Result<bool> {
         let mut has_room = true;
         self.header

@@ -1,10 +1,11 @@
-//! Changes of bitmaps, and uses of their bits. Each prepares the file first, as every change of it does.
+//! Changes of bitmaps and of the backups that they know, and uses of their bits. Each prepares the file first, as every change of it does.
 
 use crate::Result;
 use crate::qcow2::bitmaps::{BitmapChange, Bits};
 use crate::qcow2::state::Qcow2;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use zebu_qcow2::BackupId;
 use zebu_storage::Worker;
 
 impl Qcow2 {
@@ -17,6 +18,16 @@ impl Qcow2 {
         self.check_bitmap_change(&change)?;
         self.before_metadata_write(worker).await?;
         self.make_bitmap_change(worker, change).await
+    }
+
+    /// Marks the image as a backup, or as none, durably. Whether it is marked so: the header may have no room.
+    pub(crate) async fn mark_as_backup(
+        self: &Arc<Self>,
+        worker: &Worker,
+        backup: Option<BackupId>,
+    ) -> Result<bool> {
+        self.before_metadata_write(worker).await?;
+        self.on_own_worker(worker, move |me, on| async move { me.write_backup_mark(&on, backup).await }).await
     }
 
     /// The bits of the bitmap of this name, read if they were not yet. For one that records writes they change with
