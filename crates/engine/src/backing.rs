@@ -37,7 +37,11 @@ impl Image {
         self.alone(worker, async move |_, on| {
             // Another backing file may hold something else where nothing was written.
             qcow2.forget_bases();
-            qcow2.rewrite_header(on, |header| change(header, &qcow2, backing)).await
+            let rewritten = qcow2.rewrite_header(on, |header| {
+                header.forget_backup_id();
+                change(header, &qcow2, backing)
+            });
+            rewritten.await
         })
         .await
     }

@@ -106,20 +106,27 @@ impl Image {
         }
     }
 
-    /// Bytes of a logical block, the unit that a guest may take for written as a whole, and in which its partition table counts. They are 512,
-    /// the sector of its cipher (LUKS2 has sectors of up to 4096), or that of a VHDX in the chain (512 or 4096). Requests may be smaller. A write of a part of a sector writes the sector anew, and after a crash its other parts can
-    /// be lost: servers tell their clients to ask for whole blocks.
+    /// Bytes of a logical block, the unit that a guest may take for written as a whole: the larger one of the sector of its
+    /// cipher (LUKS2 has sectors of up to 4096) and [`Image::logical_sector_size`]. Requests may be smaller. A write of a part
+    /// of a sector writes the sector anew, and after a crash its other parts can be lost: servers tell their clients to ask
+    /// for whole blocks.
     pub fn logical_block_size(&self) -> u32 {
         let of_cipher = match &self.0.driver {
             Driver::Raw(Raw { luks: Some(luks), .. }) => luks.sector_size(),
             _ => SECTOR,
         };
+        of_cipher.max(self.logical_sector_size())
+    }
+
+    /// Bytes of a logical sector, in which the partition table of the disk counts: 512, or 4096 if a VHDX in the chain says
+    /// so. The sector of a cipher is none.
+    pub fn logical_sector_size(&self) -> u32 {
         std::iter::successors(Some(&*self.0), |node| node.backing.as_deref())
             .filter_map(|node| match &node.driver {
                 Driver::Foreign(foreign) => Some(foreign.disk().logical_sector()),
                 Driver::Qcow2(_) | Driver::Raw(_) => None,
             })
-            .fold(of_cipher, u32::max)
+            .fold(SECTOR, u32::max)
     }
 
     /// Whether this image is encrypted. Those that it stands on may be, or not.
@@ -155,7 +162,7 @@ impl Image {
             filename: node.path.clone(),
             format: node.format(),
             virtual_size: node.virtual_size(),
-            logical_block_size: self.logical_block_size(),
+            logical_sector_size: self.logical_sector_size(),
             file_length: file.len(),
             actual_size: file.disk_usage().map_err(|e| Error::from(e).on(&node.path))?,
             backing_file: None,

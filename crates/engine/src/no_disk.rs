@@ -45,7 +45,7 @@ const STARTS: &[(&[u8], NoDisk)] = &[
 const OLD_ENCRYPTED_DMG: &[u8] = b"cdsaencr";
 
 impl NoDisk {
-    /// What a file with these first and last bytes is, if it is no disk. `last` may be empty.
+    /// The kind of a file with these first and last bytes, if it is no disk. `last` may be empty.
     pub(crate) fn of(first: &[u8], last: &[u8]) -> Option<Self> {
         let starts = STARTS.iter().find(|(magic, _)| first.starts_with(magic)).map(|(_, found)| *found);
         starts
@@ -53,7 +53,7 @@ impl NoDisk {
             .or_else(|| Self::of_text(first))
     }
 
-    /// What a file is by its name, where its `len` bytes have no mark.
+    /// The kind of a file by its name, where its `len` bytes have no mark.
     pub(crate) fn of_name(path: &Path, len: u64) -> Option<Self> {
         if len == 0 {
             let is_stub = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("hdd"));
@@ -61,8 +61,9 @@ impl NoDisk {
         }
         let name = path.file_name()?.to_str()?;
         // Flat parts of a VMDK that is split: disk-f001.vmdk and so on.
-        let number = name.strip_suffix(".vmdk")?.rsplit_once("-f")?.1;
-        (number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(Self::VmdkPart)
+        let (disk, number) = name.strip_suffix(".vmdk")?.rsplit_once('f')?;
+        (disk.ends_with('-') && number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()))
+            .then_some(Self::VmdkPart)
     }
 
     /// Markup, which a server sends with the reason why there is no file.
@@ -113,7 +114,7 @@ impl NoDisk {
         }
     }
 
-    /// What to do about it.
+    /// Advice, in words.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Html | Self::Xml | Self::Json => "a download may have failed, look at the text",
@@ -126,7 +127,7 @@ impl NoDisk {
             Self::RbdExport => "import it into Ceph first (by rbd import)",
             Self::BtrfsStream => "receive it first (by btrfs receive)",
             Self::Partclone => "restore it first (by partclone.restore)",
-            Self::Ntfsclone => "restore it first (by ntfsclone --restore-image)",
+            Self::Ntfsclone => "restore it first (by ntfsclone)",
         }
     }
 }

@@ -151,8 +151,8 @@ pub struct ImageInfo {
     pub format: Format,
     /// Bytes of the virtual disk.
     pub virtual_size: u64,
-    /// Bytes of a logical block ([`crate::Image::logical_block_size`]), as far as the images that are open tell.
-    pub logical_block_size: u32,
+    /// Bytes of a logical sector ([`crate::Image::logical_sector_size`]), as far as the images that are open tell.
+    pub logical_sector_size: u32,
     /// Bytes of the file.
     pub file_length: u64,
     /// Bytes of disk that the file occupies.

@@ -326,7 +326,7 @@ fn two_that_evict_from_each_other_show_no_wrong_byte() {
     assert!(sides.iter().all(|cache| cache.stats().bad_blocks == 0 && cache.stats().evicted > 0));
 }
 
-/// What another process has stored after this one began is evicted as well, so that neither is without a cache for good.
+/// Ranges that another process has stored after this one began are evicted as well, so that neither is without a cache for good.
 #[test]
 fn a_cache_that_another_process_has_filled_takes_what_is_read_now() {
     let dir = tempfile::tempdir().unwrap();

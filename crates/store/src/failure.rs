@@ -22,7 +22,7 @@ pub(crate) fn credentials_of(kind: StoreKind) -> &'static str {
     }
 }
 
-/// What a store says of an upload whose parts are not those that were sent.
+/// Answers of a store to an upload whose parts are not those that were sent.
 const TAKEN: [&str; 2] = ["<Code>NoSuchUpload<", "<Code>InvalidPart<"];
 
 /// The errno and the reason of a failed request.

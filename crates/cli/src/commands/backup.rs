@@ -282,7 +282,7 @@ fn back_up(
     packed::prepare(&args.packed, &mut spec, &args.target, reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
-            warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
+            warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
             let report = store::back_up(session, image, name, options);
             watch.finish();
             report
@@ -290,14 +290,14 @@ fn back_up(
     }
     if let Some(disk) = nbd::disk_on_server(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
-            warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
+            warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
             let report = nbd::back_up(session, image, &disk, &options);
             watch.finish();
             report
         });
     }
     session.with_image(&spec, |image| {
-        warn_of_lost(unusual(image.logical_block_size()), args.target.as_os_str());
+        warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
         let worker = session.worker();
         let result = worker.block_on(backup(worker, image, &options));
         watch.finish();

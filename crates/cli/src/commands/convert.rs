@@ -335,7 +335,7 @@ fn copy_sources(
         stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
-    warn_of_lost(report.lost_logical_block, target);
+    warn_of_lost(report.lost_logical_sector, target);
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,

@@ -14,7 +14,7 @@ use crate::remote_names::{given_only, new_image_path};
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::{formats, target_formats};
+use crate::values::{ReferenceRule, formats, reference_argument, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -49,6 +49,10 @@ pub(crate) struct CreateArgs {
     /// Do not look at the backing file; it need not exist, and SIZE must be given
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
+
+    /// Which files that the backing file names may be looked at, so that none of them is emptied; may be given more than once
+    #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
+    allow_refs: Vec<ReferenceRule>,
 
     #[command(flatten)]
     secrets: SecretArgs,
@@ -135,7 +139,7 @@ fn create_options(
         ));
     }
     create.remote = given_only();
-    create.refs = allowed_references(&[])?;
+    create.refs = allowed_references(&args.allow_refs)?;
     let backing = backing::join(
         args.backing.as_deref(),
         args.backing_format,

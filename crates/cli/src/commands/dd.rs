@@ -166,7 +166,7 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let report = result.map_err(|error| {
         Failure::during(&format!("could not copy to '{}'", operands.output.display()), &error)
     })?;
-    warn_of_lost(report.lost_logical_block, operands.output);
+    warn_of_lost(report.lost_logical_sector, operands.output);
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&path);
     }

@@ -20,7 +20,7 @@ use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
 use crate::{remote_cache, remote_disk};
-use futures_util::lock::Mutex;
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -267,7 +267,7 @@ fn serve(
         backups: Backups::default(),
         hydrations: Hydrations::default(),
         memory,
-        resizing: Mutex::default(),
+        resizing: RefCell::default(),
     };
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);

@@ -63,7 +63,7 @@ fn own_text(node: &InfoNode) -> String {
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(node.virtual_size), node.virtual_size);
     let _ = writeln!(out, "disk size: {}", actual_size(node));
     let info = node.image();
-    if let Some(bytes) = info.and_then(|info| unusual(info.logical_block_size)) {
+    if let Some(bytes) = info.and_then(|info| unusual(info.logical_sector_size)) {
         let _ = writeln!(out, "logical sector size: {bytes}");
     }
     let qcow2 = info.and_then(|info| info.qcow2.as_ref());

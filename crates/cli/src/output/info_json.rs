@@ -202,7 +202,7 @@ impl ImageNode {
                 .iter()
                 .map(|(name, below)| Child { name: name.clone(), info: Self::of(below) })
                 .collect(),
-            logical_sector_size: info.and_then(|info| unusual(info.logical_block_size)),
+            logical_sector_size: info.and_then(|info| unusual(info.logical_sector_size)),
             full_cache_size: None,
             limitations: None,
             fragmentation: None,

@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(Packing::of(&skipped), None);
     }
 
-    /// Whoever makes the smallest streams without end has nobody work for long.
+    /// Smallest streams without end have nobody work for long.
     #[test]
     fn streams_without_end_that_are_empty_are_refused() {
         let content = content(5000);

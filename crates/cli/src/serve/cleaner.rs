@@ -7,6 +7,7 @@ use clap::Args;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -22,7 +23,7 @@ const COMMAND: &str = "clean-up-in-the-end";
 const WAITING: &str = "waiting";
 const REMOVED: &str = "removed";
 const DONE: &str = "done";
-/// What has it remove the sockets. (The end of the pipe has it unmount.)
+/// The byte by which it removes the sockets. (The end of the pipe has it unmount.)
 const REMOVE: u8 = b'R';
 
 /// The files.
@@ -51,13 +52,18 @@ pub(crate) struct Cleaner {
 impl Cleaner {
     /// Starts it, to remove these; from now on only the end of this process ends it.
     pub(crate) fn start(sockets: &[SocketFile], mounts: &[FuseMount]) -> io::Result<Self> {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg(COMMAND);
+        let mut command = Command::new(own_program());
+        command.arg0("zebu").arg(COMMAND);
+        let mut named = |option: &str, path: &Path| {
+            let mut argument = OsString::from(option);
+            argument.push(path);
+            command.arg(argument);
+        };
         for socket in sockets {
-            command.arg("--socket").arg(socket.path());
+            named("--socket=", socket.path());
         }
         for mount in mounts {
-            command.arg(if mount.made_its_file() { "--made" } else { "--over" }).arg(mount.path());
+            named(if mount.made_its_file() { "--made=" } else { "--over=" }, mount.path());
         }
         // What a terminal sends to the server's group is not for it.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -96,6 +102,15 @@ impl Cleaner {
             );
         }
         lines
+    }
+}
+
+/// This program: without /proc, as it was called.
+fn own_program() -> PathBuf {
+    let running = Path::new("/proc/self/exe");
+    match std::env::args_os().next() {
+        Some(called) if !running.exists() => called.into(),
+        _ => running.to_owned(),
     }
 }
 

@@ -9,6 +9,8 @@ use crate::output::info_json;
 use crate::remote_cache;
 use futures_util::lock::Mutex;
 use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -32,8 +34,8 @@ pub(crate) struct Controlled {
     pub(crate) backups: Backups,
     pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
-    /// Held by who changes the size of a disk.
-    pub(crate) resizing: Mutex<()>,
+    /// Held by who changes the size of a disk, by the name of its export.
+    pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
 }
 
 /// Answers requests until the other side leaves.
@@ -106,13 +108,15 @@ async fn execute(
         Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
         Command::Resize { export, size } => {
             let export = find(exports, &export)?;
-            let _alone = resizing.lock().await;
+            let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
+            let _alone = alone.lock().await;
             resize(worker, export, size).await
         }
         Command::Grow { export, by } => {
             let export = find(exports, &export)?;
             // The size that it grows from is that at which the ones before have left it.
-            let _alone = resizing.lock().await;
+            let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
+            let _alone = alone.lock().await;
             let size = export.image().virtual_size().checked_add(by);
             resize(worker, export, size.ok_or("the new size is too large")?).await
         }

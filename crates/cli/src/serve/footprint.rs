@@ -1,4 +1,4 @@
-//! What a server has in the file system while it serves: the files of its sockets, and images that are mounted as files.
+//! Traces of a server in the file system while it serves: the files of its sockets, and images that are mounted as files.
 
 use crate::failure::Failure;
 use crate::serve::address::SocketFile;

@@ -133,7 +133,7 @@ fn nothing_is_made_over_a_file_that_a_description_names() {
     assert!(place.restore().is_empty());
 }
 
-/// What is in no chain is overwritten as before.
+/// Files that are in no chain are overwritten as before.
 #[test]
 fn other_files_are_made_anew() {
     if !qemu() {

@@ -207,7 +207,7 @@ fn of_two_members_with_one_name_the_last_counts() {
     }
 }
 
-/// What was never written on an encrypted disk decrypts to noise.
+/// Places of an encrypted disk that were never written decrypt to noise.
 #[test]
 fn zeroes_are_written_to_encrypted_disks() {
     let scratch = Scratch::new();

@@ -23,7 +23,7 @@ use zebu_storage::Socket;
 
 /// Requests of one file that the kernel may have under way without anybody waiting for each.
 const BACKGROUND: u16 = 256;
-/// What the type of these mounts is called after `fuse.`.
+/// The name of the type of these mounts after `fuse.`.
 const SUBTYPE: &str = "zebu";
 
 /// How an image is mounted.

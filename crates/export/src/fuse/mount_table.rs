@@ -1,4 +1,4 @@
-//! What is mounted over a path (proc_pid_mountinfo(5)).
+//! The mount over a path (proc_pid_mountinfo(5)).
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,7 +20,7 @@ pub fn mounted_over(path: &Path) -> Option<MountedOver> {
     mounts.split(|byte| *byte == b'\n').filter_map(|line| entry(line, path)).next_back()
 }
 
-/// What a line says, if it is of this path.
+/// The mount of a line, if it is over this path.
 fn entry(line: &[u8], path: &Path) -> Option<MountedOver> {
     let text = |field: &[u8]| unescaped(field).to_string_lossy().into_owned();
     let mut fields = line.split(|byte| *byte == b' ');

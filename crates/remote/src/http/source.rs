@@ -208,8 +208,8 @@ impl Source {
         self.pinned.get().and_then(|pinned| pinned.validators.strong())
     }
 
-    /// Whose word it is that the bytes are the server's, as a part of a key: what one reader got is not given to another
-    /// who would not have believed it.
+    /// The authorities whose word it is that the bytes are the server's, as a part of a key: what one reader got is not given
+    /// to another who would not have believed it.
     ///
     /// # Errors
     /// Nobody's word; in words.

@@ -154,7 +154,7 @@ fn a_server_without_ranges_is_streamed_once_and_nothing_else() {
     zebu(dir, ["info", "-f", "raw", &server.url("/whole/small")]).ok();
 }
 
-/// What comes again is bounded in proportion to the object, however fast it comes.
+/// Bytes that come again are bounded in proportion to the object, however fast it comes.
 #[test]
 fn a_server_without_ranges_that_always_breaks_off_is_given_up() {
     let scratch = Scratch::new("http-cut");

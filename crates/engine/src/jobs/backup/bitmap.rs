@@ -131,7 +131,10 @@ impl Dirty {
         }
         match belonging {
             Belonging::Known => Ok(0),
-            Belonging::Unknown => unchanged.compare_all(bits, options).await,
+            // A place that can't be read may have changed, and nothing else would tell.
+            Belonging::Unknown => {
+                Unchanged { errors: SourceErrors::Stop, ..unchanged }.compare_all(bits, options).await
+            }
         }
     }
 

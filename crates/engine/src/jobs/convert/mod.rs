@@ -142,7 +142,7 @@ pub async fn convert(
             job.target.finish(worker).await?;
         }
     }
-    let block = target::logical_block(sources);
-    let lost_logical_block = (block > job.target.logical_block()).then_some(block);
-    Ok(ConvertReport { lost_logical_block, ..job.report() })
+    let sector = target::logical_sector(sources);
+    let lost_logical_sector = (sector > job.target.logical_sector()).then_some(sector);
+    Ok(ConvertReport { lost_logical_sector, ..job.report() })
 }

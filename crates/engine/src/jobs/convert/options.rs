@@ -278,7 +278,7 @@ pub struct ConvertReport {
     pub unreadable_range_count: u64,
     /// The first of them (at most 1024), in order.
     pub unreadable_ranges: Vec<SkippedRange>,
-    /// Bytes of the source's logical block ([`Image::logical_block_size`]), if the target does not say that its own is as large:
-    /// its partition table counts in them.
-    pub lost_logical_block: Option<u32>,
+    /// Bytes of the source's logical sector ([`Image::logical_sector_size`]), if the target does not say that its own is as
+    /// large: its partition table counts in them.
+    pub lost_logical_sector: Option<u32>,
 }

@@ -63,10 +63,10 @@ impl Sink {
         }
     }
 
-    /// Bytes of a logical block, as the image says.
-    pub(super) fn logical_block(&self) -> u32 {
+    /// Bytes of a logical sector, as the image says.
+    pub(super) fn logical_sector(&self) -> u32 {
         match self {
-            Self::Image(image) => image.logical_block_size(),
+            Self::Image(image) => image.logical_sector_size(),
             Self::Blocks(writer) => writer.logical_block(),
             Self::Stream { .. } => 512,
         }

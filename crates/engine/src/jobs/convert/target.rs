@@ -76,7 +76,7 @@ pub(super) async fn make(
     };
 
     let mut files = NewFiles::default();
-    let sector = logical_block(sources);
+    let sector = logical_sector(sources);
     let holds_sectors = create.size.is_some_and(|size| size.is_multiple_of(u64::from(sector.max(1))));
     let foreign = new_foreign::wanted(&create, &path)?;
     let foreign = foreign.map(|new| if holds_sectors { new.for_sectors(sector) } else { new });
@@ -207,9 +207,9 @@ impl Made {
     }
 }
 
-/// Bytes of the largest logical block of the sources.
-pub(super) fn logical_block(sources: &[Image]) -> u32 {
-    sources.iter().map(Image::logical_block_size).max().unwrap_or_default()
+/// Bytes of the largest logical sector of the sources.
+pub(super) fn logical_sector(sources: &[Image]) -> u32 {
+    sources.iter().map(Image::logical_sector_size).max().unwrap_or_default()
 }
 
 /// Whether the image names other files, which are looked for from the directory of its own name.

@@ -4,10 +4,10 @@ use crate::crash::guest::Failures;
 use crate::crash::judge::{Leaks, judge};
 use crate::crash::limits::Limits;
 use crate::crash::setup::{Files, Origin, Setup, TOP};
-use crate::faults::bench::{Bench, begin};
+use crate::faults::bench::Bench;
 use crate::faults::space::free_clusters;
 use zebu::{Durability, NewSnapshot};
-use zebu_sim::{GuestRequest, OpClass, OpFilter, SimFileConfig};
+use zebu_sim::{GuestRequest, SimFileConfig};
 use zebu_storage::sabotage::{Limit, limit};
 
 const CLUSTER: u64 = 4096;
@@ -204,39 +204,4 @@ pub(crate) fn a_table_that_moves_lies_in_what_the_file_has_grown_by() {
         closed(&bench, Leaks::Forbidden);
     }
     limit(Limit::WindowBytes, u64::MAX);
-}
-
-/// The refcount table moves, and the header is about to name it: whatever a crash leaves now counts where it lies.
-#[test]
-pub(crate) fn a_table_that_moves_is_counted_before_it_is_named() {
-    Limits::ORDINARY.set();
-    let header = OpFilter::of(OpClass::Write).on_file(TOP).touching(0..512);
-    let mut moved = 0;
-    for data in (1900..1960).step_by(20) {
-        let setup = Setup {
-            cluster_size: 512,
-            refcount_bits: 64,
-            workers: 1,
-            size: 2600 << 10,
-            pattern: data << 10,
-            origin: Origin::Own,
-            ..Setup::plain()
-        };
-        let bench = Bench::new(&setup, 1);
-        for written in (0..96 << 10).step_by(4 << 10) {
-            write(&bench, (2000 << 10) + written, 4 << 10);
-            let held = bench.world.hold(header.clone());
-            let (image, worker) = (bench.guest.image.clone(), bench.workers[0].clone());
-            let flushed = begin(&worker.clone(), async move { image.flush(&worker).await });
-            let at_the_header = || !bench.world.held(held).is_empty();
-            bench.world.run_until(|| at_the_header() || flushed.borrow().is_some()).unwrap();
-            if at_the_header() {
-                moved += 1;
-                bench.crash_states(written, 40).unwrap();
-            }
-            bench.world.release(held);
-            bench.end(&flushed, "flush").unwrap();
-        }
-    }
-    assert!(moved > 0, "no table has moved");
 }

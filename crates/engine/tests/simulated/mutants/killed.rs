@@ -95,8 +95,7 @@ mutants! {
     barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
     barrier_1_where_it_is_the_last: SkipOnlyBarrier, within 20 of [Crash(Any), Crash(ManyBlocks)];
     barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
-    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 1 of
-        [Scenario(fragmented::a_table_that_moves_is_counted_before_it_is_named)];
+    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 30 of [Crash(GrowingTable)];
     barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
     l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
     the_live_block_is_written: WriteTheLiveBlock, within 60 of [Crash(Any)];
