@@ -170,6 +170,8 @@ pub enum Fault {
     PlaceBehindGrowth,
     /// Space: a file grows by what is counted already.
     GrowIntoCounted,
+    /// Space: a write into a hole of a full file system does not wait for what was given back.
+    FailBesideReads,
     /// Space: what a commit writes in place gets no room before it.
     CommitWithoutRoom,
     /// Space: a window hands its last cluster out twice.

@@ -7,6 +7,7 @@ use crate::sync::while_driven;
 use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use zebu_storage::Worker;
+use zebu_storage::sabotage::{self, Fault};
 
 impl Qcow2 {
     /// `count` clusters that follow each other, for a table.
@@ -44,18 +45,15 @@ impl Qcow2 {
                 Err(error) if error.kind() == ErrorKind::NoSpace => error,
                 other => return other,
             };
-            if quarantine.has_any() {
-                self.commit(worker).await?;
-                let some = quarantine.some_are_released(released);
-                let some = while_driven(worker, || self.readers().awaited(), some);
-                if worker.shown(self.file(), "space that is given back", some).await.is_none() {
-                    if self.space.refill_from_windows(wanted, count).await {
-                        return Ok(());
-                    }
-                    let message = "no space is left but what was given back, and a read of that does not end: its worker is \
-                                   not driven; poll or drop it";
-                    return Err(Error::new(ErrorKind::NoSpace, message).on(self.path()));
+            if quarantine.has_any()
+                && !self.commit_and_wait(worker, quarantine.some_are_released(released)).await?
+            {
+                if self.space.refill_from_windows(wanted, count).await {
+                    return Ok(());
                 }
+                let message = "no space is left but what was given back, and a read of that does not end: its worker is not \
+                               driven; poll or drop it";
+                return Err(Error::new(ErrorKind::NoSpace, message).on(self.path()));
             }
             if quarantine.released() != released {
                 continue;
@@ -68,6 +66,31 @@ impl Qcow2 {
                 return Err(error);
             }
         }
+    }
+
+    /// Commits what was given back, and waits until `some` of it came out. `false`: given up, since a read of it is on a worker
+    /// that nobody drives.
+    async fn commit_and_wait(
+        self: &Arc<Self>,
+        worker: &Worker,
+        some: impl Future<Output = ()>,
+    ) -> Result<bool> {
+        self.commit(worker).await?;
+        let some = while_driven(worker, || self.readers().awaited(), some);
+        Ok(worker.shown(self.file(), "space that is given back", some).await.is_some())
+    }
+
+    /// Whether a write may try again that found its place to be a hole of a full file system: the file system got space back
+    /// meanwhile. The caller holds no epoch guard. (What a failed write gives back is used again and not punched, so that
+    /// writes have no others try again.)
+    pub(crate) async fn has_space_returned(self: &Arc<Self>, worker: &Worker) -> Result<bool> {
+        let quarantine = self.space.quarantine();
+        let punched = quarantine.punched();
+        if !quarantine.has_any_to_punch() || sabotage::is(Fault::FailBesideReads) {
+            return Ok(false);
+        }
+        self.commit_and_wait(worker, quarantine.some_are_punched(punched)).await?;
+        Ok(quarantine.punched() != punched)
     }
 
     async fn refill_once(self: &Arc<Self>, worker: &Worker, wanted: WindowFor, count: u64) -> Result<()> {

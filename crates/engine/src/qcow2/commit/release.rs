@@ -68,8 +68,12 @@ impl Qcow2 {
     async fn free_all(&self, worker: &Worker, all: Vec<Quarantined>) {
         for quarantined in all {
             let clusters = quarantined.clusters().clone();
+            let is_to_punch = quarantined.is_to_punch();
             self.inflated.forget(&clusters, self.geometry().cluster_bits);
             self.space.free(worker, quarantined).await;
+            if is_to_punch {
+                self.space.quarantine().note_punched(clusters.end - clusters.start);
+            }
             self.space.quarantine().note_released(clusters.end - clusters.start);
         }
     }

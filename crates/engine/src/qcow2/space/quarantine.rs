@@ -35,6 +35,11 @@ impl Quarantined {
         &self.clusters
     }
 
+    /// Whether the file system gets their space back.
+    pub(crate) fn is_to_punch(&self) -> bool {
+        self.mode == FreeMode::Punch
+    }
+
     /// Whether a read that is under way may use them.
     pub(crate) fn may_be_read(&self) -> bool {
         self.reached == Reached::ByReads
@@ -71,6 +76,9 @@ pub(crate) struct Quarantine {
     queue: WaitQueue,
     clusters_freed: AtomicU64,
     clusters_released: AtomicU64,
+    /// Clusters that are on their way back to the file system, and those that have come there.
+    to_punch: AtomicU64,
+    punched: AtomicU64,
 }
 
 impl Quarantine {
@@ -93,8 +101,13 @@ impl Quarantine {
         if clusters.is_empty() {
             return;
         }
-        self.clusters_freed.fetch_add(clusters.end - clusters.start, Relaxed);
+        let count = clusters.end - clusters.start;
+        self.clusters_freed.fetch_add(count, Relaxed);
         let mut waiting = self.waiting();
+        // Under the lock: who takes them out counts them down.
+        if mode == FreeMode::Punch {
+            self.to_punch.fetch_add(count, SeqCst);
+        }
         if let Some(last) = waiting.last_mut()
             && (last.mode, last.reached) == (mode, reached)
             && last.clusters.end == clusters.start
@@ -135,6 +148,29 @@ impl Quarantine {
         // What those who wait for space look at: see [`WaitQueue`].
         self.clusters_released.fetch_add(clusters, SeqCst);
         self.queue.wake_all();
+    }
+
+    /// Counts clusters whose space the file system has again, or never will have.
+    pub(crate) fn note_punched(&self, clusters: u64) {
+        self.punched.fetch_add(clusters, SeqCst);
+        self.to_punch.fetch_sub(clusters, SeqCst);
+        self.queue.wake_all();
+    }
+
+    /// Whether the file system gets space back, once a commit and the reads of it have ended.
+    pub(crate) fn has_any_to_punch(&self) -> bool {
+        self.to_punch.load(SeqCst) > 0
+    }
+
+    /// Clusters that were given back to the file system since the open.
+    pub(crate) fn punched(&self) -> u64 {
+        self.punched.load(SeqCst)
+    }
+
+    /// Waits until more than `punched` clusters were given back to the file system since the open, or nothing is on its way.
+    pub(crate) async fn some_are_punched(&self, punched: u64) {
+        let is_enough = || self.punched() != punched || !self.is_releasing();
+        self.queue.until(|| is_enough().then_some(())).await;
     }
 
     pub(crate) fn is_empty(&self) -> bool {

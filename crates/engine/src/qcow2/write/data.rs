@@ -5,7 +5,7 @@ use crate::node::Node;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::write::allocation::{Allocation, DataBarrier, Filled};
 use crate::qcow2::write::plan::Plan;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{IoBufs, Worker};
@@ -23,12 +23,23 @@ impl Qcow2 {
         let mut at = guest;
         while !bufs.is_empty() {
             let step = self.write_step(node, worker, at, &mut bufs, &mut done).await;
-            match step {
-                Ok(len) => at += len,
-                Err(error) => {
-                    done.append(bufs);
-                    return (Err(error.on(self.path()).at_guest(at)), done);
+            let error = match step {
+                Ok(len) => {
+                    at += len;
+                    continue;
                 }
+                Err(error) => error,
+            };
+            done.append(bufs);
+            let is_full = error.kind() == ErrorKind::NoSpace;
+            match if is_full { Box::pin(self.has_space_returned(worker)).await } else { Ok(false) } {
+                Ok(true) => {
+                    let mut whole = done;
+                    done = whole.split_to((at - guest) as usize);
+                    bufs = whole;
+                }
+                Ok(false) => return (Err(error.on(self.path()).at_guest(at)), done),
+                Err(failed) => return (Err(failed.on(self.path()).at_guest(at)), done),
             }
         }
         self.wait_if_too_dirty(worker).await;

@@ -1,14 +1,17 @@
 //! The disk fills up: whoever needs space is told so, nothing acknowledged is lost, and with space it goes on.
 
 use crate::crash::guest::Failures;
+use crate::crash::limits::Limits;
 use crate::crash::setup::{DATA, Setup, TOP};
-use crate::faults::bench::Bench;
+use crate::faults::bench::{Bench, begin};
 use futures_util::future::join_all;
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 use zebu::storage::FsKind;
 use zebu::{Durability, ErrorKind};
-use zebu_sim::{Seeds, SimFileConfig, SimRng};
+use zebu_sim::{Fault, FaultRule, OpClass, OpFilter, Seeds, SimFileConfig, SimRng};
+use zebu_storage::sabotage::{Limit, limit};
 
 pub(crate) fn fill_up(seed: u64) -> Result<usize, String> {
     let mut rng = SimRng::new(seed ^ 0x6675_6c6c_0000);
@@ -141,6 +144,50 @@ fn the_last_clusters_are_enough(parts: u64) {
         bench.read_whole().unwrap();
         bench.close().unwrap();
     });
+}
+
+/// A read that takes minutes holds what the guest gave back. A write that finds a full file system waits for it, as QEMU's
+/// succeeds.
+#[test]
+pub(crate) fn what_is_given_back_beside_a_slow_read_is_waited_for() {
+    const PIECE: u64 = 64 << 10;
+    Limits::ORDINARY.set();
+    limit(Limit::WindowBytes, u64::MAX);
+    let bench = Bench::new(&Setup { size: 8 << 20, workers: 2, ..Setup::plain() }, 1);
+    bench.guest.failures.set(Failures::ForSpace);
+    let write = |at: u64| {
+        let write = bench.guest.write(&bench.workers[0], at, PIECE, Durability::Volatile);
+        bench.world.block_on(write).unwrap();
+    };
+    (0..1 << 20).step_by(PIECE as usize).for_each(write);
+    bench.flush().unwrap();
+    let used = bench.world.content(TOP).unwrap().disk_usage();
+    bench.world.set_space(TOP, Some(used + 4 * PIECE));
+    let failed = || bench.guest.failed.borrow().len();
+    let full = (1 << 20..8 << 20).step_by(PIECE as usize).find(|at| {
+        write(*at);
+        failed() > 0
+    });
+    let (full, before) = (full.expect("the file system is full"), failed());
+    let reads = OpFilter::of(OpClass::Read).on_file(TOP).by_worker(1);
+    bench.world.inject(FaultRule::new(reads, Fault::Delay(Duration::from_secs(300))).nth(0));
+    let (guest, on) = (bench.guest.clone(), bench.workers[1].clone());
+    let read = begin(&bench.workers[1], async move { guest.read(&on, 8 * PIECE, 4096).await });
+    bench.world.run_until(|| !bench.world.pending().is_empty()).unwrap();
+    bench.world.block_on(bench.guest.discard(&bench.workers[0], 0, 4 * PIECE)).unwrap();
+    write(full);
+    assert_eq!(failed(), before, "there was room once the read had ended");
+    assert!(read.borrow().is_some(), "what was given back was used beside the read");
+    // Nothing is on its way back now: others fail at once, however many there are.
+    let both = [1, 2].map(|piece| {
+        bench.guest.write(&bench.workers[0], full + piece * 8 * PIECE, 5 * PIECE, Durability::Volatile)
+    });
+    bench.world.block_on(join_all(both)).unwrap();
+    assert_eq!(failed(), before + 2);
+    bench.flush().unwrap();
+    bench.crash_states(1, 8).unwrap();
+    bench.read_whole().unwrap();
+    bench.close().unwrap();
 }
 
 /// The room of tables is set aside when their window is made. Where there is none, or less than a window, the request
