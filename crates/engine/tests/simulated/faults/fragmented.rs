@@ -205,3 +205,45 @@ pub(crate) fn a_table_that_moves_lies_in_what_the_file_has_grown_by() {
     }
     limit(Limit::WindowBytes, u64::MAX);
 }
+
+/// The refcount table moves into free space that a block on disk counts. It is counted there before the header names it.
+#[test]
+pub(crate) fn a_moved_table_is_counted_where_it_lies() {
+    Limits::ORDINARY.set();
+    limit(Limit::WindowBytes, 1);
+    // The refcount table of one cluster counts 2 MiB, which the L1 table would go past.
+    for data in [1976, 1980] {
+        let setup = Setup {
+            cluster_size: 512,
+            refcount_bits: 64,
+            slice_size: Some(512),
+            workers: 1,
+            size: 2 << 20,
+            pattern: data << 10,
+            origin: Origin::Own,
+            ..Setup::plain()
+        };
+        let bench = Bench::new(&setup, 1);
+        // Room for the refcount table, and none for an L1 table of 16 clusters.
+        discard(&bench, 64 << 10, 6 << 10);
+        bench.flush().unwrap();
+        bench.read_whole().unwrap();
+        let place = || bench.world.content(TOP).unwrap().bytes(48..56);
+        let before = place();
+        // A length that is not preallocated.
+        let resize = bench.guest.resize(&bench.workers[0], (32 << 20) - 512);
+        let (mut seen, mut violation) = (0, None);
+        let resized = bench.world.block_on_watched(resize, |_| {
+            if seen < 8 && violation.is_none() && place() != before {
+                seen += 1;
+                violation = bench.crash_states(seen, 3).err();
+            }
+        });
+        resized.unwrap();
+        assert_eq!(violation, None);
+        assert_eq!(seen, 8, "the table stayed where it was");
+        bench.flush().unwrap();
+        closed(&bench, Leaks::Forbidden);
+    }
+    limit(Limit::WindowBytes, u64::MAX);
+}

@@ -4,7 +4,7 @@
 
 use crate::crash::vm_state;
 use crate::faults::{
-    calls, copy_on_read, damage_mark, failed_tables, fragmented, growth, held, idle, moved_source,
+    calls, copy_on_read, damage_mark, failed_tables, fragmented, full_disk, growth, held, idle, moved_source,
     old_content, poison, snapshots, space, stalls, unending,
 };
 use crate::mutants::streams::Shape::*;
@@ -95,7 +95,8 @@ mutants! {
     barrier_2: SkipBarrier2, within 20 of [Crash(Any)];
     barrier_1_where_it_is_the_last: SkipOnlyBarrier, within 20 of [Crash(Any), Crash(ManyBlocks)];
     barrier_of_the_data_file: SkipDataFileBarrier, within 20 of [Crash(External)];
-    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 30 of [Crash(GrowingTable)];
+    a_moved_table_is_named_before_it_is_counted: NameUncounted, within 1 of
+        [Scenario(fragmented::a_moved_table_is_counted_where_it_lies)];
     barrier_of_a_moved_table: SkipMovedTableBarrier, within 30 of [Crash(GrowingTable)];
     l1_before_its_table: L1BeforeItsTable, within 20 of [Crash(Any)];
     the_live_block_is_written: WriteTheLiveBlock, within 60 of [Crash(Any)];
@@ -175,6 +176,8 @@ mutants! {
     forgotten_runs_are_lost: ForgetForGood, within 1 of [Scenario(fragmented::forgotten_space_is_found_again)];
     a_file_grows_into_what_is_counted: GrowIntoCounted, within 1 of
         [Scenario(fragmented::a_long_table_goes_past_what_is_counted_behind_the_file)];
+    a_full_file_system_does_not_wait_for_reads: FailBesideReads, within 1 of
+        [Scenario(full_disk::what_is_given_back_beside_a_slow_read_is_waited_for)];
     a_commit_has_no_room: CommitWithoutRoom, within 1 of
         [Scenario(fragmented::a_new_image_on_a_full_file_system_can_be_flushed)];
     a_table_lies_behind_a_growth: PlaceBehindGrowth, within 1 of
