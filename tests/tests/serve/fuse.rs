@@ -288,3 +288,28 @@ fn a_mount_that_somebody_else_took_away_is_told_of() {
         assert!(!dir.join(FILE).exists());
     }
 }
+
+/// The place of a mount that somebody took away is free for another server; the end of the first leaves that one alone.
+#[test]
+fn the_next_servers_mount_stays_when_the_first_ends() {
+    if !can_mount() {
+        return;
+    }
+    for options in ["", "--no-sandbox"] {
+        let scratch = Scratch::new("fuse");
+        let dir = scratch.path();
+        zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+        let place_of_next = Scratch::new("fuse");
+        zebu(place_of_next.path(), ["create", "-q", "-f", "qcow2", "next.qcow2", "2M"]).ok();
+        let first = serve(dir, options);
+        run(dir, &format!("umount {FILE}"));
+        first.wait_for_words("was unmounted by somebody else");
+        let same_file = dir.join(FILE);
+        let line = format!("--fuse {} {options} -f qcow2 next.qcow2", same_file.display());
+        let next = Server::start(place_of_next.path(), &line);
+        first.stop_with_messages();
+        assert_eq!(fs::metadata(&same_file).unwrap().len(), 2 * MIB, "{options}");
+        next.stop();
+        assert!(!is_mounted(&same_file), "{options}");
+    }
+}

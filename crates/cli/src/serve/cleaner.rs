@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use zebu_export::fuse::{FuseMount, mounted_over};
+use zebu_export::fuse::{FuseMount, MountedOver, mounted_over};
 
 /// The name of the command that it runs.
 const COMMAND: &str = "clean-up-in-the-end";
@@ -122,8 +122,8 @@ pub(crate) fn run(args: &CleanUpArgs) -> u8 {
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let sockets: Vec<SocketFile> = args.socket.iter().filter_map(|path| SocketFile::at(path).ok()).collect();
-    let mounts: Vec<(&PathBuf, Option<String>)> =
-        args.over.iter().chain(&args.made).map(|path| (path, device_over(path))).collect();
+    let mounts: Vec<(&PathBuf, Option<MountedOver>)> =
+        args.over.iter().chain(&args.made).map(|path| (path, mounted_over(path))).collect();
     say(format_args!("{WAITING}"));
     let mut word = [0];
     if io::stdin().read_exact(&mut word).is_ok() && word == [REMOVE] {
@@ -134,22 +134,22 @@ pub(crate) fn run(args: &CleanUpArgs) -> u8 {
         std::mem::forget(sockets);
     }
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
-    for (path, device) in mounts {
+    for (path, mount) in mounts {
         // Another server may have mounted its own since.
-        if device.is_some() && device_over(path) == device {
+        let now = mounted_over(path);
+        if now.is_some() && now != mount {
+            continue;
+        }
+        if now.is_some() {
             unmount_one(path);
         }
-    }
-    for path in &args.made {
-        // It is empty; if it stays, nothing is lost.
-        let _ = fs::remove_file(path);
+        if args.made.contains(path) {
+            // It is empty; if it stays, nothing is lost.
+            let _ = fs::remove_file(path);
+        }
     }
     say(format_args!("{DONE}"));
     0
-}
-
-fn device_over(path: &Path) -> Option<String> {
-    mounted_over(path).map(|over| over.device)
 }
 
 fn unmount_one(path: &Path) {

@@ -2,7 +2,7 @@
 
 use super::device::MAX_WRITE;
 use super::filesystem::{Ended, ImageFile};
-use super::mount_table::mounted_over;
+use super::mount_table::{MountedOver, mounted_over};
 use crate::error::ExportError;
 use crate::export::Export;
 use crate::log::{Level, Log};
@@ -79,6 +79,8 @@ pub struct FuseMount {
     /// Disconnected when it did.
     ended: Option<Receiver<()>>,
     path: PathBuf,
+    /// The mount, as the system lists it.
+    mounted: Option<MountedOver>,
     /// Whether the file below was made for this.
     is_ours: bool,
     memory: MemoryBudget,
@@ -114,6 +116,7 @@ impl FuseMount {
             ending: Stop::default(),
             ended: None,
             path: path.to_owned(),
+            mounted: None,
             is_ours,
             memory: config.memory,
             log: config.log,
@@ -149,6 +152,7 @@ impl FuseMount {
             mounted => mounted,
         };
         mount.session = Some(mounted.map_err(fail)?);
+        mount.mounted = mounted_over(&mount.path);
         Ok(mount)
     }
 
@@ -245,7 +249,13 @@ impl FuseMount {
 
     fn end(&mut self) {
         if let Some(mut session) = self.session.take() {
-            self.unmount(&mut session);
+            let now = mounted_over(&self.path);
+            if now.is_none() || now == self.mounted {
+                self.unmount(&mut session);
+            } else {
+                // Somebody has unmounted it, and what is there now belongs to another.
+                self.is_ours = false;
+            }
         }
         self.stop_serving();
         if std::mem::take(&mut self.is_ours) {

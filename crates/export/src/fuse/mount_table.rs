@@ -12,6 +12,8 @@ pub struct MountedOver {
     pub device: String,
     /// Its type, as `fuse.zebu`.
     pub file_system: String,
+    /// Its source; of an image that is mounted, the image.
+    pub source: String,
 }
 
 /// Looks what is mounted over a path without symbolic links. Nobody is asked who would have to serve it.
@@ -29,8 +31,8 @@ fn entry(line: &[u8], path: &Path) -> Option<MountedOver> {
         return None;
     }
     // Behind fields that may be there or not.
-    let file_system = text(fields.skip_while(|field| *field != b"-").nth(1)?);
-    Some(MountedOver { device, file_system })
+    let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
+    Some(MountedOver { device, file_system: text(behind.next()?), source: text(behind.next()?) })
 }
 
 /// Without the octal escapes of blanks and backslashes.
@@ -60,7 +62,11 @@ mod tests {
         assert_eq!(mounted_over("/proc".as_ref()).unwrap().file_system, "proc");
         assert_eq!(mounted_over("/no such/place".as_ref()), None);
         let line = b"36 35 0:98 / /mnt/a\\040b rw,nosuid shared:1 master:2 - fuse.zebu disk.qcow2 rw";
-        let mounted = MountedOver { device: "0:98".into(), file_system: "fuse.zebu".into() };
+        let mounted = MountedOver {
+            device: "0:98".into(),
+            file_system: "fuse.zebu".into(),
+            source: "disk.qcow2".into(),
+        };
         assert_eq!(entry(line, "/mnt/a b".as_ref()), Some(mounted));
         assert_eq!(entry(line, "/mnt/a".as_ref()), None);
         assert_eq!(entry(b"36 35 0:98 / /mnt", "/mnt".as_ref()), None);
