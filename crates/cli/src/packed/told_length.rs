@@ -11,8 +11,8 @@ use zebu::skippable_frame;
 const XZ_EDGE: u64 = 12;
 /// Bytes of an index of xz that are looked at: four million blocks.
 const MOST_INDEX: u64 = 64 << 20;
-/// Bytes of zeroes between streams of xz that are stepped over: packers write fewer than these by far. Where there are more,
-/// the length shows when all is unpacked.
+/// Bytes that hold nothing and are stepped over: zeroes between streams of xz, headers of empty blocks and of skippable frames
+/// of zstd. Packers write fewer than these by far. Where there are more, the length shows when all is unpacked.
 const MOST_PADDING: u64 = 1 << 20;
 /// Bytes that are read at once. The headers of blocks of the usual size are further apart.
 const PIECE: u64 = 4 << 10;
@@ -103,25 +103,30 @@ impl Source {
     /// The sum over all frames.
     fn told_by_frames(&self) -> Option<u64> {
         let mut nearby = Nearby::new(self);
-        let (mut at, mut total) = (0u64, 0u64);
+        let (mut at, mut total, mut padding) = (0u64, 0u64, 0);
         while at < self.range.len {
+            if padding > MOST_PADDING {
+                return None;
+            }
             let len = ZSTD_HEADER.min((self.range.len - at) as usize);
             let header = nearby.get(at, len)?;
             if let Some(skipped) = skippable_frame(header) {
+                padding += 8;
                 at = at.checked_add(skipped)?;
                 continue;
             }
             let descriptor = *header.get(4)?;
             let content = zstd_safe::get_frame_content_size(header).ok()??;
             total = total.checked_add(content)?;
-            at = end_of_frame(&mut nearby, at, descriptor)?;
+            at = end_of_frame(&mut nearby, at, descriptor, &mut padding)?;
         }
         (at == self.range.len).then_some(total)
     }
 }
 
-/// The end of the zstd frame at `at`, by the headers of its blocks (RFC 8878, section 3.1.1).
-fn end_of_frame(nearby: &mut Nearby<'_>, at: u64, descriptor: u8) -> Option<u64> {
+/// The end of the zstd frame at `at`, by the headers of its blocks (RFC 8878, section 3.1.1). Headers of empty blocks are added
+/// to `padding`.
+fn end_of_frame(nearby: &mut Nearby<'_>, at: u64, descriptor: u8, padding: &mut u64) -> Option<u64> {
     let is_single = descriptor & 0x20 != 0;
     let dictionary = [0, 1, 2, 4][usize::from(descriptor & 3)];
     let content = match descriptor >> 6 {
@@ -137,6 +142,10 @@ fn end_of_frame(nearby: &mut Nearby<'_>, at: u64, descriptor: u8) -> Option<u64>
             _ => u64::from(header >> 3),
         };
         at += 3 + len;
+        *padding += if len == 0 { 3 } else { 0 };
+        if *padding > MOST_PADDING {
+            return None;
+        }
         if header & 1 != 0 {
             return Some(at + if descriptor & 4 != 0 { 4 } else { 0 });
         }
