@@ -106,7 +106,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use extents::Extents;
 pub use foreign::looks_raw;
 pub use image::Image;
-pub use open::probe;
+pub use open::{probe, probe_by};
 pub use options::*;
 pub use packed_format::{PackedFormat, skippable_frame};
 pub use queue::{Completion, DetachedQueue, Queue, QueueBuilder, Request};

@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use zebu::check::{CheckOptions, Repair, check};
 use zebu::storage::{LockMode, OpenFlags};
-use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe};
+use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe_by};
 
 /// The format has nothing to check.
 const EXIT_NOT_SUPPORTED: u8 = 63;
@@ -144,7 +144,7 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     let flags = OpenFlags::default().lock(LockMode::None);
     let opened =
         spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
-    opened.and_then(|file| worker.block_on(probe(worker, &file))).map_err(|error| {
+    opened.and_then(|file| worker.block_on(probe_by(worker, &file, spec.options.probe))).map_err(|error| {
         let failure = spec.failure(&error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }
     })

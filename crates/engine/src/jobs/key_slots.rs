@@ -7,7 +7,7 @@ use crate::qcow2::life::open::parse;
 use crate::qcow2::life::unlock::luks_area;
 use crate::{
     Access, Error, ErrorKind, Format, KeySlotChange, KeySlotGuard, OpenOptions, OpenedFile, Purpose, Result,
-    probe,
+    probe_by,
 };
 use std::path::Path;
 use zebu_qcow2::Encryption;
@@ -32,7 +32,7 @@ pub async fn change_key_slots(
     let file = open.remote.open(path, &flags(&open)).map_err(|e| Error::from(e).on(path))?;
     let format = match open.format {
         Some(format) => format,
-        None => probe(&worker.uncounted(), &file).await?,
+        None => probe_by(&worker.uncounted(), &file, open.probe).await?,
     };
     change_key_slots_in(worker, &OpenedFile { file, data_file: None, format }, &open, change, guard).await
 }
