@@ -5,7 +5,9 @@ use crate::run_log::{Kept, Origin, by_origin};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 use zebu_bench::Outcome;
@@ -256,12 +258,26 @@ fn row(names: &[&str], runs: &[&Run]) -> String {
 fn tests(schedules: Schedules) -> Outcome<Command> {
     let mut command = cargo();
     // Both each time: with other packages, what they share has other features, and is built once more.
-    command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu", "--target-dir"]);
-    command.arg(target_dir()?.join("interleave"));
-    command.env("RUSTFLAGS", "--cfg shuttle").env("ZEBU_SCHEDULES", schedules.count.to_string());
+    command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu"]);
+    command.env("RUSTC_WORKSPACE_WRAPPER", compiler()?);
+    command.env("ZEBU_SCHEDULES", schedules.count.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.
     command.env("SHUTTLE_SILENCE_WARNINGS", "1").env("RUST_BACKTRACE", "0");
     Ok(command)
+}
+
+/// A compiler with `cfg(shuttle)` for the crates of this workspace. What they depend on is built as for all tests.
+fn compiler() -> Outcome<PathBuf> {
+    const SCRIPT: &str = "#!/bin/sh\nexec \"$@\" --cfg shuttle\n";
+    let path = target_dir()?.join("rustc-with-shuttle");
+    let said = |e: std::io::Error| format!("{}: {e}", path.display());
+    // Cargo builds all once more with a newer one.
+    if !std::fs::read_to_string(&path).is_ok_and(|script| script == SCRIPT) {
+        std::fs::create_dir_all(target_dir()?).map_err(said)?;
+        std::fs::write(&path, SCRIPT).map_err(said)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).map_err(said)?;
+    }
+    Ok(path)
 }
 
 #[cfg(test)]

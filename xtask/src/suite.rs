@@ -130,6 +130,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
         step("examples in documentation", || run(cargo_test().arg("--doc"))),
         step("chosen schedules", interleave::slice),
         step("torture, two minutes", move || torture::slice(tests)),
+        optional("fuzz targets, a minute", move || fuzz_targets(tests)),
         optional("oldest supported Rust", move || oldest_rust(tests.tenth)),
         optional("packages and static binary", move || packages(tests.tenth)),
     ];
@@ -304,10 +305,19 @@ fn documentation() -> Outcome {
     ]))
 }
 
+/// The tenth that has the fuzz targets.
+const TENTH_OF_FUZZ_TARGETS: u64 = 3;
 /// The tenth that has the packages.
 const TENTH_OF_PACKAGES: u64 = 0;
 /// The tenth that has the oldest Rust. Lints know in every run what the standard library lacked then.
 const TENTH_OF_OLDEST_RUST: u64 = 5;
+
+fn fuzz_targets(tests: Tests) -> Outcome<Verdict> {
+    if !tests.tenth.has(TENTH_OF_FUZZ_TARGETS) {
+        return Ok(Verdict::Skipped(format!("run with --tenth {TENTH_OF_FUZZ_TARGETS}, and by --long")));
+    }
+    torture::fuzz_slice(tests).map(|()| Verdict::Passed)
+}
 
 fn packages(tenth: Tenth) -> Outcome<Verdict> {
     toolchain::manifests_are_complete()?;

@@ -13,7 +13,7 @@ use crate::test_programs::Qemu;
 use clap::Args;
 pub(crate) use job::STEPS_OF_A_COMMIT;
 use job::{JOBS, Job};
-use programs::Programs;
+use programs::{Kind, Programs};
 use report::Report;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -63,20 +63,28 @@ pub(crate) struct TortureArgs {
 ///
 /// One lane: it runs beside other work.
 pub(crate) fn slice(tests: Tests) -> Outcome {
-    let seed = match tests.tenth {
+    fixed(2.0, Some(1), seed(tests.tenth), tests.qemu, |kind| kind != Kind::Fuzz)
+}
+
+/// The fuzz targets in a plain loop. They are built for it, which takes longer.
+pub(crate) fn fuzz_slice(tests: Tests) -> Outcome {
+    fixed(1.0, Some(1), seed(tests.tenth), tests.qemu, |kind| kind == Kind::Fuzz)
+}
+
+fn seed(tenth: Tenth) -> u64 {
+    match tenth {
         Tenth::One(number) => number + 1,
         Tenth::All => 1,
-    };
-    fixed(2.0, Some(1), seed, tests.qemu)
+    }
 }
 
 /// More seeds.
 pub(crate) fn long_slice(qemu: Qemu) -> Outcome {
-    fixed(5.0, None, 1, qemu)
+    fixed(5.0, None, 1, qemu, |_| true)
 }
 
-fn fixed(minutes: f64, lanes: Option<usize>, seed: u64, qemu: Qemu) -> Outcome {
-    command(&TortureArgs {
+fn fixed(minutes: f64, lanes: Option<usize>, seed: u64, qemu: Qemu, has: fn(Kind) -> bool) -> Outcome {
+    let args = TortureArgs {
         hours: 0.0,
         minutes,
         lanes,
@@ -85,17 +93,23 @@ fn fixed(minutes: f64, lanes: Option<usize>, seed: u64, qemu: Qemu) -> Outcome {
         skip_qemu: qemu == Qemu::LeftOut,
         out: PathBuf::from("target/torture-report"),
         record: false,
-    })
+    };
+    torture(&args, has)
 }
 
 pub(crate) fn command(args: &TortureArgs) -> Outcome {
+    torture(args, |_| true)
+}
+
+/// Runs the jobs of the kinds that are asked for.
+fn torture(args: &TortureArgs, has: fn(Kind) -> bool) -> Outcome {
     let time = args.hours * 3600.0 + args.minutes * 60.0;
     if time.is_nan() || time <= 0.0 || time > 1e7 {
         return Err("say for how long: --hours H or --minutes M".into());
     }
     let qemu = if args.skip_qemu { Qemu::LeftOut } else { Qemu::Asked };
-    let possible: Vec<&Job> =
-        JOBS.iter().filter(|job| qemu == Qemu::Asked || !job.kind.needs_qemu()).collect();
+    let is_possible = |job: &&Job| has(job.kind) && (qemu == Qemu::Asked || !job.kind.needs_qemu());
+    let possible: Vec<&Job> = JOBS.iter().filter(is_possible).collect();
     let chosen: Vec<&Job> = possible
         .iter()
         .copied()
