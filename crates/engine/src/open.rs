@@ -125,7 +125,10 @@ pub async fn probe(worker: &Worker, file: &File) -> Result<Format> {
 }
 
 /// The same by some of these bytes.
-async fn probe_by(worker: &Worker, file: &File, by: Probe) -> Result<Format> {
+///
+/// # Errors
+/// As [`probe`].
+pub async fn probe_by(worker: &Worker, file: &File, by: Probe) -> Result<Format> {
     match guess(worker, file, by).await? {
         Guess::Known(format) => Ok(format),
         Guess::Foreign(foreign) => {
@@ -244,9 +247,12 @@ pub(crate) async fn chain_files(worker: &Worker, path: &Path, options: &OpenOpti
     while let Some(found) = next {
         files.extend(found.file.files());
         let Ok(link) = open_link(worker, &links, found, options).await else { break };
+        let image = options.remote.local_file(&link.path).unwrap_or_else(|| link.path.clone());
         let named = link.named_files(worker).await.into_iter().map(|name| {
             let below_drivers = options.remote.local_file(Path::new(&name));
-            below_drivers.unwrap_or_else(|| refs::resolve(&link.path, &name))
+            // As QEMU writes the name of a local file.
+            let plain = name.strip_prefix("file:").unwrap_or(&name);
+            below_drivers.unwrap_or_else(|| refs::resolve(&image, plain))
         });
         files.extend(named.filter_map(|path| FilePlace::of(&path).file()));
         next = match below(&link, options, Access::ReadOnly) {
