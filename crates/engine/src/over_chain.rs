@@ -25,7 +25,14 @@ pub(crate) async fn check(worker: &Worker, path: &Path, options: &CreateOptions)
         return Ok(());
     };
     let unlocked = OpenFlags::default().lock(LockMode::None);
-    let image = match options.remote.open_elsewhere(path, &unlocked) {
+    let elsewhere = options.remote.open_elsewhere(path, &unlocked);
+    let is_backing_elsewhere =
+        options.remote.is_name(name) && options.remote.local_file(Path::new(name)).is_none();
+    // An image on a server stands on no local file.
+    if elsewhere.is_none() && is_backing_elsewhere {
+        return Ok(());
+    }
+    let image = match elsewhere {
         Some(opened) => opened.map(|file| file.files()).unwrap_or_default(),
         None => Vec::from_iter(with_content(path)),
     };
