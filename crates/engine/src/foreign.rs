@@ -1,5 +1,6 @@
 //! Formats that are recognised: images of other programs, some of which are read, and packed files
-//! ([`PackedFormat`]). One table of magic numbers, for probing and for verdicts.
+//! ([`PackedFormat`]). One table of magic numbers, for probing and for verdicts;
+//! `no_disk.rs` has those of files that are no disks.
 
 use crate::no_disk::NoDisk;
 use crate::qcow2::read_tables::read_bytes;

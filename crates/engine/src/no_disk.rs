@@ -11,6 +11,8 @@ pub(crate) enum NoDisk {
     Html,
     Xml,
     Json,
+    ErrorText,
+    GitLfs,
     ParallelsDescriptor,
     ParallelsStub,
     VmdkPart,
@@ -39,6 +41,7 @@ const STARTS: &[(&[u8], NoDisk)] = &[
     (b"btrfs-stream\0", NoDisk::BtrfsStream),
     (b"partclone-image", NoDisk::Partclone),
     (b"\0ntfsclone-image", NoDisk::Ntfsclone),
+    (b"version https://git-lfs.github.com/spec/", NoDisk::GitLfs),
 ];
 
 /// The last bytes of an encrypted disk image of old versions of macOS.
@@ -76,7 +79,7 @@ impl NoDisk {
             text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word.as_bytes()))
         };
         let is_object = |text: &[u8]| text.trim_ascii_start().starts_with(b"\"");
-        if begins("<?xml") || begins("<Error>") {
+        if begins("<?xml") || begins("<Error>") || begins("<Error ") {
             let has = |word: &str| text.windows(word.len()).any(|part| part == word.as_bytes());
             if has("<Parallels_disk_image") {
                 return Some(Self::ParallelsDescriptor);
@@ -85,6 +88,9 @@ impl NoDisk {
         }
         if begins("<!doctype html") || begins("<html") || begins("<head") {
             return Some(Self::Html);
+        }
+        if is_status(text) {
+            return Some(Self::ErrorText);
         }
         match text {
             [b'{', rest @ ..] if is_object(rest) => Some(Self::Json),
@@ -99,6 +105,8 @@ impl NoDisk {
             Self::Html => "a web page (HTML)",
             Self::Xml => "text in XML",
             Self::Json => "text in JSON",
+            Self::ErrorText => "an error of a web server",
+            Self::GitLfs => "a pointer of Git LFS, which stands for a file",
             Self::ParallelsDescriptor => "the descriptor of a Parallels disk",
             Self::ParallelsStub => "the empty part of a Parallels disk",
             Self::VmdkPart => "a part of a split VMDK, by its name",
@@ -117,7 +125,10 @@ impl NoDisk {
     /// Advice, in words.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
-            Self::Html | Self::Xml | Self::Json => "a download may have failed, look at the text",
+            Self::Html | Self::Xml | Self::Json | Self::ErrorText => {
+                "a download may have failed, look at the text"
+            }
+            Self::GitLfs => "fetch the file first (by git lfs pull)",
             Self::ParallelsDescriptor | Self::ParallelsStub => "open the .hds file that holds the disk",
             Self::VmdkPart => "open the descriptor that names all parts",
             Self::Ewf => "unpack it first (by ewfexport)",
@@ -130,6 +141,15 @@ impl NoDisk {
             Self::Ntfsclone => "restore it first (by ntfsclone)",
         }
     }
+}
+
+/// Whether a text is a line that begins with the status of a failed HTTP request, as `404 Not Found` or `403: Forbidden`.
+fn is_status(text: &[u8]) -> bool {
+    let Some((code, rest)) = text.split_at_checked(3) else { return false };
+    let is_error = matches!(code[0], b'4' | b'5') && code.iter().all(u8::is_ascii_digit);
+    let reason = rest.strip_prefix(b":").unwrap_or(rest);
+    let words = reason.strip_prefix(b" ").unwrap_or_default().trim_ascii_end();
+    is_error && words.first().is_some_and(u8::is_ascii_uppercase) && !words.contains(&b'\n')
 }
 
 impl fmt::Display for NoDisk {
@@ -156,6 +176,13 @@ mod tests {
             ),
             (b"{\n  \"message\": \"Not Found\"}", Some(NoDisk::Json)),
             (b"[{\"errors\": 1}]", Some(NoDisk::Json)),
+            (b"<Error xmlns=\"x\"><Code>AccessDenied</Code></Error>", Some(NoDisk::Xml)),
+            (b"404: Not Found", Some(NoDisk::ErrorText)),
+            (b"503 Service Unavailable\r\n", Some(NoDisk::ErrorText)),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", Some(NoDisk::GitLfs)),
+            (b"404 Not Found\nand so on", None),
+            (b"200 OK", None),
+            (b"4040 Found", None),
             (b"<html\0\0", None),
             (b"{ text }", None),
             (b"AAAA", None),
