@@ -22,6 +22,7 @@ use crate::values::Discard;
 use crate::{remote_cache, remote_disk};
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use zebu::jobs::read_tables_ahead;
@@ -38,6 +39,8 @@ const BACKUPS_WITH_RINGS: usize = 4;
 
 /// The most bytes of tables of remote images that are fetched before requests need them.
 const MOST_TABLES: u64 = 32 << 20;
+/// Bytes of the number of a process, and of white space around it.
+const LONGEST_PID: u64 = 32;
 
 impl From<ExportError> for Failure {
     fn from(error: ExportError) -> Self {
@@ -422,8 +425,25 @@ fn enter_sandbox(args: &ServeArgs) {
 
 fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
     let Some(path) = &args.pid_file else { return Ok(()) };
+    if holds_something_else(path) {
+        return Err(Failure::new(format!(
+            "could not write the pid file '{}': there is a file that holds something else. Give another name, or remove it \
+             first",
+            path.display()
+        )));
+    }
     std::fs::write(path, format!("{}\n", std::process::id()))
         .map_err(|error| Failure::new(format!("could not write the pid file '{}': {error}", path.display())))
+}
+
+/// Whether there is a file at `path` that holds more than the number of a process.
+fn holds_something_else(path: &Path) -> bool {
+    let Ok(found) = std::fs::metadata(path) else { return false };
+    if !found.is_file() {
+        return found.file_type().is_block_device();
+    }
+    let is_number = |text: String| text.trim().bytes().all(|byte| byte.is_ascii_digit());
+    found.len() > LONGEST_PID || !std::fs::read_to_string(path).is_ok_and(is_number)
 }
 
 fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {

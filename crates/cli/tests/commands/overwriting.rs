@@ -1,6 +1,6 @@
 //! Commands that make files, over every file of the chain that they read or stand on.
 
-use crate::common::{Scratch, qemu, words};
+use crate::common::{Scratch, words};
 use std::os::unix::fs::symlink;
 
 /// The files of the chains: `top` stands on `mid`, whose data is in `mid.data`, and `mid` on `base`; `parts` is a VMDK
@@ -133,12 +133,57 @@ fn nothing_is_made_over_a_file_that_a_description_names() {
     assert!(place.restore().is_empty());
 }
 
+/// A name with a protocol, and one that describes a disk, lead to the files below them.
+#[test]
+fn names_in_images_are_followed_before_anything_is_made() {
+    let described = "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"mid\"}}";
+    for name in ["file:mid", described] {
+        let place = Place::new();
+        place
+            .scratch
+            .zebu(&["create", "-q", "-f", "qcow2", "-u", "-b", name, "-F", "qcow2", "empty", "1M"])
+            .ok();
+        let line = words("create -q -f qcow2 -u -b empty -F qcow2 mid 1M");
+        let ran = place.scratch.zebu(&line);
+        assert!(ran.code == Some(1) && place.restore().is_empty(), "{name}: {ran:?}");
+    }
+}
+
+/// Whether a chain that may not be looked at has the target in it can't be told; the option allows the look.
+#[test]
+fn a_chain_that_leads_elsewhere_may_be_looked_at_where_that_is_allowed() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.file("elsewhere")).unwrap();
+    scratch.zebu(&words("create -q -f raw elsewhere/base 1M")).ok();
+    let base = scratch.file("elsewhere/base").to_str().unwrap().to_owned();
+    scratch.zebu(&["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", "top", "1M"]).ok();
+    std::fs::create_dir(scratch.file("vms")).unwrap();
+    std::fs::rename(scratch.file("top"), scratch.file("vms/top")).unwrap();
+    scratch.write("old", b"something");
+    let line = "create -q -f qcow2 -b vms/top -F qcow2 old";
+    scratch.zebu(&words(line)).fails_naming(1, &["--allow-refs"]);
+    assert_eq!(scratch.read("old"), b"something");
+    scratch.zebu(&words(&format!("{line} --allow-refs all"))).ok();
+    let top = scratch.file("vms/top").display().to_string();
+    let over = format!("create -q -f qcow2 -b {top} -F qcow2 --allow-refs all {base}");
+    scratch.zebu(&words(&over)).fails_naming(1, &["the chain"]);
+}
+
+/// A file with the number of a process is overwritten, and no other.
+#[test]
+fn a_pid_file_is_no_image() {
+    let place = Place::new();
+    let socket = place.scratch.file("socket").display().to_string();
+    for file in FILES {
+        let line = format!("serve -f qcow2 --nbd unix:{socket} --pid-file {file} top");
+        place.scratch.zebu(&words(&line)).fails_naming(1, &["pid file", file]);
+        assert!(place.restore().is_empty(), "{file}");
+    }
+}
+
 /// Files that are in no chain are overwritten as before.
 #[test]
 fn other_files_are_made_anew() {
-    if !qemu() {
-        return;
-    }
     for line in [
         "create -q -f qcow2 -b top -F qcow2 empty 1M",
         "create -q -f qcow2 -b base -F raw top 1M",
