@@ -35,8 +35,8 @@ pub(crate) fn describe(error: &Error) -> (i32, String) {
         _ => status_in(&text).unwrap_or(400),
     };
     if TAKEN.iter().any(|code| text.contains(code)) {
-        let reason = "another upload to the same object has ended this one or taken its parts: have one run at a time, and \
-                      start it again";
+        let reason = "another upload to the same object has ended this one or taken its parts, or the store has given it up: \
+                      have one run at a time, and start it again";
         return (libc::EBUSY, format!("{reason} (the store answers {status})"));
     }
     if let Some(told) = explain_store_error(status, &text) {

@@ -216,11 +216,11 @@ impl Source {
     #[cfg(feature = "cache")]
     pub(super) fn trust(&self) -> Result<String, &'static str> {
         let HttpOptions { verification, authorities, redirects, .. } = &self.options;
-        if *verification == Verification::Off {
-            return Err("the server's certificate is not verified");
-        }
         if !self.original.is_secure() {
             return Ok("nobody".to_owned());
+        }
+        if *verification == Verification::Off {
+            return Err("the server's certificate is not verified");
         }
         let by = match authorities.clone().or_else(chosen_authorities) {
             None => "system".to_owned(),

@@ -16,7 +16,7 @@ use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// Bytes of the beginning that are kept.
 const HEAD: u64 = 1 << 20;
-/// Bytes that may come again: so often the object, and so many more.
+/// Bytes that may come again: so often what came, and so many more.
 const MOST_AGAIN: (u64, u64) = (2, 16 << 20);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -182,7 +182,7 @@ impl Streamed {
     fn receive(&self, stream: &mut Stream, end: u64, patience: &Patience<'_>) -> Result<(), Trouble> {
         let mut skip = 0;
         if stream.connection.is_none() {
-            self.check_again(stream)?;
+            stream.check_again()?;
             let (_, connection, reply, _) = self.source.find(None, patience)?;
             if !matches!(reply, Reply::Whole { .. }) {
                 return Err(Trouble::Passing {
@@ -209,29 +209,13 @@ impl Streamed {
             if skip > 0 {
                 skip -= read as u64;
                 stream.again += read as u64;
-                self.check_again(stream)?;
+                stream.check_again()?;
             } else {
                 stream.push(&piece[..read]);
                 self.lock().position = stream.position;
             }
         }
         Ok(())
-    }
-}
-
-impl Streamed {
-    /// Gives up a server whose answers break off again and again.
-    fn check_again(&self, stream: &Stream) -> Result<(), Trouble> {
-        let (times, more) = MOST_AGAIN;
-        if stream.again <= self.source.len().saturating_mul(times).saturating_add(more) {
-            return Ok(());
-        }
-        let reason = format!(
-            "the server breaks its answers off again and again: {} bytes came at most, and {} bytes once more (download the \
-             object first)",
-            stream.position, stream.again
-        );
-        Err(Trouble::Refused { errno: libc::EIO, reason })
     }
 }
 
@@ -249,6 +233,20 @@ struct Stream {
 }
 
 impl Stream {
+    /// Gives up a server whose answers break off again and again.
+    fn check_again(&self) -> Result<(), Trouble> {
+        let (times, more) = MOST_AGAIN;
+        if self.again <= self.position.saturating_mul(times).saturating_add(more) {
+            return Ok(());
+        }
+        let reason = format!(
+            "the server breaks its answers off again and again: {} bytes came at most, and {} bytes once more (download the \
+             object first)",
+            self.position, self.again
+        );
+        Err(Trouble::Refused { errno: libc::EIO, reason })
+    }
+
     fn push(&mut self, bytes: &[u8]) {
         let room = HEAD.saturating_sub(self.head.len() as u64) as usize;
         self.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
