@@ -176,6 +176,25 @@ fn an_increment_stands_on_what_was_committed_or_rebased() {
     }
 }
 
+/// Another backing file may hold something else where the backup has nothing.
+#[test]
+fn a_backup_whose_backing_file_was_changed_by_name_is_no_backup() {
+    if Qemu::find().is_none() {
+        return;
+    }
+    for (maker, backing) in [(Maker::Live, ""), (Maker::Live, "other.qcow2"), (Maker::Offline, "other.qcow2")]
+    {
+        let scratch = Scratch::new("bases");
+        let dir = scratch.path();
+        begun(dir, maker, "");
+        zebu(dir, ["create", "-q", "-f", "qcow2", "other.qcow2", &SIZE.to_string()]).ok();
+        let format: &[&str] = if backing.is_empty() { &[] } else { &["-F", "qcow2"] };
+        zebu(dir, [&["rebase", "-u", "-b", backing], format, &["mon.qcow2"]].concat()).ok();
+        assert_eq!(specific(dir, "mon.qcow2")["backup-id"], Value::Null);
+        refused(dir, maker, "tue.qcow2", "mon.qcow2", &["'b'", "mon.qcow2"]);
+    }
+}
+
 /// A backup by manifests alone, which the bitmap knows nothing of: it stands on the one that the bitmap goes on from, and is compared.
 #[test]
 fn an_increment_on_one_that_was_made_without_the_bitmap_is_compared() {

@@ -238,6 +238,21 @@ fn guests_find_the_blocks_in_the_configuration_space() {
     }
 }
 
+/// The sector of a cipher is no unit of a partition table: guests had 512 bytes before, and have them in a copy.
+#[test]
+fn a_copy_has_the_logical_sectors_that_guests_had() {
+    let scratch = Scratch::new("large-sectors");
+    let dir = scratch.path();
+    make(dir, "--sector-size 4096");
+    for format in ["vhdx", "raw"] {
+        let line = format!("convert --image-opts {} -O {format} copy", of("disk.luks", "one"));
+        let out = run_zebu(dir, &line).ok();
+        assert!(!out.stderr.contains("logical"), "{out}");
+        let info = zebu(dir, ["info", "-f", format, "--output", "json", "copy"]).ok().stdout;
+        assert!(!info.contains("logical-sector-size"), "{info}");
+    }
+}
+
 /// The file of a mount names a block size that whole sectors fill.
 #[test]
 fn a_file_has_whole_sectors_in_its_blocks() {

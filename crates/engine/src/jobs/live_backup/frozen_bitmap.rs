@@ -119,8 +119,9 @@ fn check_previous(
         Belonging::Known => Ok(()),
         Belonging::Unknown => {
             let message = format!(
-                "bitmap '{name}' does not tell which backup it goes on from, so it may not be '{named}': another program, or \
-                 an earlier version of this one, has changed it since. Make a full backup with this bitmap"
+                "bitmap '{name}' does not tell which backup it goes on from, so it may not be '{named}': it was cleared or \
+                 disabled, the image has another backing file, or another program has written it. Make a full backup with this \
+                 bitmap"
             );
             Err(Error::new(ErrorKind::InvalidArgument, message).on(path))
         }
