@@ -146,6 +146,12 @@ impl Error {
         self
     }
 
+    /// The same with something added to its words.
+    pub(crate) fn adding(mut self, more: &str) -> Self {
+        self.0.message.push_str(more);
+        self
+    }
+
     /// Names the offset on the virtual disk, in bytes, unless one is named already.
     pub fn at_guest(mut self, offset: u64) -> Self {
         self.0.guest_offset.get_or_insert(offset);

@@ -178,8 +178,10 @@ impl Image {
         }
         if let Driver::Foreign(foreign) = &node.driver {
             let disk = foreign.disk();
-            info.backing_file = disk.parent().map(|parent| parent.name.clone());
-            info.backing_path = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
+            let name = disk.parent().map(|parent| parent.name.clone());
+            info.backing_file = name.filter(|name| !name.is_empty());
+            let told = info.backing_file.as_deref().map(|name| refs::resolve(&node.path, name));
+            info.backing_path = node.backing.as_ref().map(|below| below.path.clone()).or(told);
             info.backing_format = disk.parent().and_then(|parent| match parent.format {
                 zebu_foreign::ParentFormat::Same => Some(disk.format().name().to_owned()),
                 zebu_foreign::ParentFormat::Raw => Some("raw".to_owned()),

@@ -28,10 +28,11 @@ use crate::same_file::FilePlace;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
 use crate::{Error, ErrorKind, Keys, Remedy, Remote, Result};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use zebu_foreign::{Opening, ParentFormat, extent_files};
+use zebu_foreign::{Disk, Opening, Parent, ParentFormat, extent_files};
 use zebu_qcow2::header::DataFileOption;
 use zebu_qcow2::{FormatError, Header, Incompatible};
 use zebu_storage::{Create, File, FileId, ForkMark, LockMode, OpenFlags, Worker};
@@ -50,6 +51,13 @@ struct Link {
     encryption: LinkEncryption,
     data_file: Option<File>,
     options: OpenOptions,
+}
+
+/// Whether an image stands on another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parentage {
+    None,
+    Child,
 }
 
 /// The encryption of an image of the chain.
@@ -86,7 +94,8 @@ impl Link {
         };
         let (files, format) = (std::slice::from_ref(&self.file), foreign.disk().format());
         let extents = parse_from(worker, files, None, |pages| extent_files(format, pages)).await;
-        let parent = foreign.disk().parent().map(|parent| parent.name.clone());
+        let parent =
+            foreign.disk().parent().map(|parent| parent.name.clone()).filter(|name| !name.is_empty());
         extents.unwrap_or_default().into_iter().chain(parent).collect()
     }
 }
@@ -302,23 +311,21 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
     link_options.keys = keys_below(links, options).with_named(depth, &path)?;
     let format = known_format(worker, &file, format, &link_options).await?;
     if let Format::Foreign(format) = format {
-        let foreign = open_foreign(worker, file.clone(), &path, format, &link_options).await?;
-        return Ok(Link {
-            path,
-            file,
-            parsed: None,
-            foreign: Some(foreign),
-            encryption: LinkEncryption::None,
-            data_file: None,
-            options: link_options,
-        });
+        let foreign = Some(open_foreign(worker, file.clone(), &path, format, &link_options).await?);
+        let encryption = LinkEncryption::None;
+        let link =
+            Link { path, file, parsed: None, foreign, encryption, data_file: None, options: link_options };
+        check_parent(links.last(), &link)?;
+        return Ok(link);
     }
     let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
     let data_file = match &parsed {
         Some(parsed) if data_file.is_none() => open_data_file(parsed.header(), &path, &link_options)?,
         _ => data_file,
     };
-    Ok(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options })
+    let link = Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options };
+    check_parent(links.last(), &link)?;
+    Ok(link)
 }
 
 /// The keys of the next image below `links`.
@@ -341,7 +348,9 @@ pub(crate) async fn open_given(
             let options = OpenOptions { refs: RefPolicy::None, ..link_options };
             let foreign = Some(open_foreign(worker, file.clone(), &path, format, &options).await?);
             let encryption = LinkEncryption::None;
-            links.push(Link { path, file, parsed: None, foreign, encryption, data_file: None, options });
+            let link = Link { path, file, parsed: None, foreign, encryption, data_file: None, options };
+            check_parent(links.last(), &link)?;
+            links.push(link);
             continue;
         }
         let depth = links.len() as u32;
@@ -355,7 +364,9 @@ pub(crate) async fn open_given(
             }
         }
         let path = file.path().to_owned();
-        links.push(Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options });
+        let link = Link { path, file, parsed, foreign: None, encryption, data_file, options: link_options };
+        check_parent(links.last(), &link)?;
+        links.push(link);
     }
     assemble(worker, links, options).await
 }
@@ -424,11 +435,11 @@ async fn parse_link(
     depth: u32,
 ) -> Result<(File, Option<Parsed>, LinkEncryption)> {
     if format == Format::Raw {
-        refuse_what_raw_has_not(&file, format, options)?;
+        refuse_what_raw_has_not(&file, format, Parentage::None, options)?;
         return Ok((file, None, LinkEncryption::None));
     }
     if format == Format::Luks {
-        refuse_what_raw_has_not(&file, format, options)?;
+        refuse_what_raw_has_not(&file, format, Parentage::None, options)?;
         let luks = LuksDisk::open(worker, &file, options, depth).await?;
         return Ok((file, None, LinkEncryption::Luks(Box::new(luks))));
     }
@@ -458,11 +469,15 @@ async fn open_foreign(
     if options.access == Access::ReadWrite {
         return Err(convert_first(Format::Foreign(format)).on(path));
     }
-    refuse_what_raw_has_not(&file, Format::Foreign(format), options)?;
-    let mut files = vec![file];
+    let check = |disk: &Disk| {
+        let parent = if disk.parent().is_some() { Parentage::Child } else { Parentage::None };
+        refuse_what_raw_has_not(&file, Format::Foreign(format), parent, options)
+    };
+    let mut files = vec![file.clone()];
     if options.purpose == Purpose::Inspect {
         let mut opening = Opening::new(format);
         let disk = parse_from(worker, &files, None, |pages| opening.inspect(pages)).await?;
+        check(&disk)?;
         return Ok(Box::new(ForeignImage::new(disk, files, options)));
     }
     let names = parse_from(worker, &files, None, |pages| extent_files(format, pages)).await?;
@@ -472,6 +487,7 @@ async fn open_foreign(
     }
     let mut opening = Opening::new(format);
     let disk = parse_from(worker, &files, None, |pages| opening.open(pages)).await?;
+    check(&disk)?;
     Ok(Box::new(ForeignImage::new(disk, files, options)))
 }
 
@@ -483,39 +499,87 @@ fn parent_of(
     flags: &OpenFlags,
 ) -> Result<Option<Next>> {
     let Some(parent) = foreign.disk().parent() else { return Ok(None) };
-    let (file, path) = refs::open(&link.path, &parent.name, Role::BackingFile, options, flags)?;
-    let format = match parent.format {
+    let (file, path) = open_parent(&link.path, parent, options, flags)?;
+    let format = link.options.backing_format().or(match parent.format {
         ParentFormat::Same => Some(Format::Foreign(foreign.disk().format())),
         ParentFormat::Raw => Some(Format::Raw),
         _ => None,
-    };
+    });
     Ok(Some(Next { file, path, format, data_file: None }))
 }
 
-/// Fails if an image of another program stands on another state of its parent than it was made for.
-fn check_parents(links: &[Link]) -> Result<()> {
-    for pair in links.windows(2) {
-        let [child, below] = pair else { continue };
-        let Some(parent) = child.foreign.as_ref().and_then(|child| child.disk().parent()) else { continue };
-        let identity = below.foreign.as_ref().and_then(|below| below.disk().identity());
-        if !parent.identities.is_empty() && !identity.is_some_and(|found| parent.identities.contains(&found))
-        {
-            let message = format!(
-                "the parent '{}' is not the image that this one was made for, or it was changed since",
-                below.path.display()
-            );
-            return Err(Error::new(ErrorKind::Corrupt, message).on(&child.path));
-        }
+/// Opens the parent of the image at `image`. A name of another machine leads nowhere, so the parent is looked for beside the image,
+/// too, if its identity can tell that it is the one.
+fn open_parent(
+    image: &Path,
+    parent: &Parent,
+    options: &OpenOptions,
+    flags: &OpenFlags,
+) -> Result<(File, PathBuf)> {
+    if parent.name.is_empty() {
+        let message = "the image does not name its parent: name it yourself";
+        return Err(Error::new(ErrorKind::ReferenceRefused, message).on(image).with_remedy(Remedy::NameFile));
     }
-    Ok(())
+    let told = refs::open(image, &parent.name, Role::BackingFile, options, flags);
+    let beside = parent.name.rsplit(['/', ':']).next().filter(|beside| {
+        let is_name = !matches!(*beside, "" | "." | "..") && *beside != parent.name;
+        is_name && !parent.identities.is_empty()
+    });
+    match (told, beside) {
+        (Err(error), Some(beside)) if leads_nowhere(&error) => {
+            match refs::open(image, beside, Role::BackingFile, options, flags) {
+                Err(found) if found.kind() == ErrorKind::ReferenceRefused => Err(error),
+                Err(found) if leads_nowhere(&found) => {
+                    Err(error.adding(", and there is no file of that name beside the image"))
+                }
+                found => found,
+            }
+        }
+        (told, _) => told,
+    }
 }
 
-/// A raw image is the bytes of its disk and nothing else; images of other programs tell the rest themselves.
-fn refuse_what_raw_has_not(file: &File, format: Format, options: &OpenOptions) -> Result<()> {
+/// Whether there is no file that may be opened under a name.
+fn leads_nowhere(error: &Error) -> bool {
+    let kind = io::Error::from_raw_os_error(error.errno()).kind();
+    error.kind() == ErrorKind::ReferenceRefused
+        || matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Fails if an image of another program stands on another state of its parent than it was made for. An image of another format is
+/// believed where the caller has named it.
+fn check_parent(child: Option<&Link>, below: &Link) -> Result<()> {
+    let Some(child) = child else { return Ok(()) };
+    let Some(disk) = child.foreign.as_ref().map(|child| child.disk()) else { return Ok(()) };
+    let Some(parent) = disk.parent() else { return Ok(()) };
+    let below_disk = below.foreign.as_ref().map(|below| below.disk());
+    let identity = below_disk.filter(|below| below.format() == disk.format()).and_then(Disk::identity);
+    let fits = match identity {
+        Some(identity) => parent.identities.iter().any(|told| told.is_of(identity)),
+        None => child.options.backing.is_some(),
+    };
+    if parent.identities.is_empty() || fits {
+        return Ok(());
+    }
+    let message = format!(
+        "the parent '{}' is not the image that this one was made for, or it was changed since",
+        below.path.display()
+    );
+    Err(Error::new(ErrorKind::Corrupt, message).on(&child.path))
+}
+
+/// A raw image is the bytes of its disk and nothing else; images of other programs tell the rest themselves, but where a parent is.
+fn refuse_what_raw_has_not(
+    file: &File,
+    format: Format,
+    parent: Parentage,
+    options: &OpenOptions,
+) -> Result<()> {
     let OpenOptions { snapshot, data_file, backing, .. } = options;
     let what = match (snapshot, data_file, backing) {
         (Some(name), ..) => format!("there is no snapshot '{name}'"),
         (_, Some(_), _) => "it takes no data file".to_owned(),
+        _ if parent == Parentage::Child => return Ok(()),
         (_, _, Some((path, _))) if !path.as_os_str().is_empty() => "it takes no backing file".to_owned(),
         (_, _, None) if options.backing_format().is_some() => "it takes no backing file".to_owned(),
         _ => return Ok(()),
@@ -590,7 +654,6 @@ fn below(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>>
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {
-    check_parents(&links)?;
     for (depth, link) in (0..).zip(&links) {
         if link.encryption.is_none() {
             link.options.keys.check_plain(depth, &link.path)?;

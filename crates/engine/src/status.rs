@@ -159,7 +159,7 @@ pub struct ImageInfo {
     pub actual_size: u64,
     /// Backing file as the image names it.
     pub backing_file: Option<String>,
-    /// The same, resolved against the directory of the image.
+    /// The same, resolved against the directory of the image. Of an image of another program, where its parent was found, if that is open.
     pub backing_path: Option<PathBuf>,
     /// Its format, if named.
     pub backing_format: Option<String>,

@@ -8,6 +8,25 @@ pub enum Identity {
     Cid(u32),
     /// VHD and VHDX: a UUID, as it lies in the file.
     Uuid([u8; 16]),
+    /// VDI: two UUIDs, as they lie in the file.
+    Uuids {
+        /// Of the image.
+        image: [u8; 16],
+        /// Of its content; zero in a child that does not tell.
+        content: [u8; 16],
+    },
+}
+
+impl Identity {
+    /// Whether an image with the identity `found` is the one that a child means by this.
+    pub fn is_of(self, found: Self) -> bool {
+        match (self, found) {
+            (Self::Uuids { image, content }, Self::Uuids { image: other, .. }) if content == [0; 16] => {
+                image == other
+            }
+            (told, found) => told == found,
+        }
+    }
 }
 
 /// The format of a parent.
@@ -26,7 +45,8 @@ pub enum ParentFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Parent {
-    /// Path, with slashes; a relative one is relative to the directory of the image. It is not checked in any way.
+    /// Path, with slashes; a relative one is relative to the directory of the image. It is not checked in any way. Empty if the
+    /// format tells none.
     pub name: String,
     /// Format.
     pub format: ParentFormat,

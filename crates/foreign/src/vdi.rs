@@ -7,6 +7,7 @@ use crate::bytes::{array, le32, le64};
 use crate::error::{Error, Result, ensure, require};
 use crate::files::{FileIndex, Files, Source};
 use crate::opened::Opened;
+use crate::parent::{Identity, Parent, ParentFormat};
 use crate::run::{Kind, Run};
 use crate::units::{Unit, Units};
 
@@ -38,11 +39,7 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         1 => "dynamic",
         2 => "static",
         3 => return Err(Error::unsupported("VDI undo images are not supported")),
-        4 => {
-            return Err(Error::unsupported(
-                "VDI differencing images are not supported: merge them in VirtualBox",
-            ));
-        }
+        4 => "differencing",
         other => return Err(Error::unsupported(format!("unsupported VDI image (type {other})"))),
     };
     let (table, data) = (u64::from(le32(&header, 0x154)), u64::from(le32(&header, 0x158)));
@@ -56,9 +53,17 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
         "unsupported VDI image (block size {block})"
     );
     require!(le32(&header, 0x17c) == 0, "unsupported VDI image (blocks with extra data)");
-    let no_uuid = |at| array::<16>(&header, at) == [0; 16];
-    require!(no_uuid(0x1a8), "unsupported VDI image (non-NULL link UUID)");
-    require!(no_uuid(0x1b8), "unsupported VDI image (non-NULL parent UUID)");
+    let uuid = |at| array::<16>(&header, at);
+    let identity = |image, content| Identity::Uuids { image: uuid(image), content: uuid(content) };
+    let parent = if variant == "differencing" {
+        ensure!(uuid(0x1a8) != [0; 16], "the differencing VDI does not tell its parent");
+        let identities = vec![identity(0x1a8, 0x1b8)];
+        Some(Parent { name: String::new(), format: ParentFormat::Same, identities })
+    } else {
+        require!(uuid(0x1a8) == [0; 16], "unsupported VDI image (non-NULL link UUID)");
+        require!(uuid(0x1b8) == [0; 16], "unsupported VDI image (non-NULL parent UUID)");
+        None
+    };
     let size = le64(&header, 0x170);
     let blocks = le32(&header, 0x180);
     let block = Unit::new(u64::from(block)).ok_or_else(|| Error::damaged("a VDI has empty blocks"))?;
@@ -70,7 +75,8 @@ pub(crate) fn open(files: &dyn Files) -> Result<Opened<Map>> {
     let size =
         size.checked_next_multiple_of(512).ok_or_else(|| Error::damaged("the VDI disk is too large"))?;
     let map = Map { block, table, data, blocks };
-    Ok(Opened { size, unit: block.bytes(), variant, parent: None, identity: None, map })
+    let identity = Some(identity(0x188, 0x198));
+    Ok(Opened { size, unit: block.bytes(), variant, parent, identity, map })
 }
 
 impl Map {

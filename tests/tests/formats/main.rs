@@ -4,6 +4,7 @@ mod bad_input;
 mod foreign_damage;
 mod foreign_matrix;
 mod foreign_write;
+mod other_machines;
 mod packed_sources;
 mod peers;
 mod strangers;

@@ -8,6 +8,7 @@ use crate::backing::resolve;
 use crate::program;
 use crate::sector_size::unusual;
 use serde::Serialize;
+use std::path::Path;
 use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
 
 /// One image.
@@ -233,12 +234,20 @@ impl FormatSpecific {
     }
 }
 
+/// The path of the parent of an image of another program, if it is elsewhere than the image says.
+pub(crate) fn parent_elsewhere(info: &ImageInfo) -> Option<&Path> {
+    let found = info.foreign.as_ref().and(info.backing_path.as_deref())?;
+    let is_as_told = info.backing_file.as_ref().is_some_and(|name| found.ends_with(name));
+    (!is_as_told).then_some(found)
+}
+
 /// Where the name of the backing file leads, from where the image was opened. A name that is no path stays as it is.
 pub(crate) fn full_backing_name(info: &ImageInfo) -> Option<String> {
     let name = info.backing_file.as_ref()?;
-    Some(match info.backing_path {
-        Some(_) => path_text(&resolve(&info.filename, name)),
-        None => name.clone(),
+    Some(match (parent_elsewhere(info), &info.backing_path) {
+        (Some(found), _) => path_text(found),
+        (_, Some(_)) => path_text(&resolve(&info.filename, name)),
+        (_, None) => name.clone(),
     })
 }
 

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::image_spec::ImageSpec;
 use crate::named_disks::{self, Named, named, note_node};
+use crate::output::info_json::parent_elsewhere;
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;
 use crate::program;
@@ -284,6 +285,9 @@ pub(super) fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
 
 /// The name of the backing file of an image, from where the image itself was opened. A description of a file is the file's name.
 fn name_below(above: &ImageInfo) -> PathBuf {
+    if let Some(found) = parent_elsewhere(above) {
+        return found.to_owned();
+    }
     let Some(name) = above.backing_file.as_deref() else { return PathBuf::new() };
     if is_described(name)
         && let Ok(Node::File(path)) = reference_node(name)
