@@ -2,6 +2,7 @@
 //! of files, and with extents that VirtualBox has rounded.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use zebu_tests::filled_disk::{Fill, disk};
 use zebu_tests::hostile::foreign_samples::vmware::descriptor;
@@ -226,4 +227,49 @@ fn the_parent_of_a_vdi_is_named_by_the_user() {
     zebu(dir, ["info", "child.vdi"]).ok();
     let info = zebu(dir, ["info", "--backing-chain", "--image-opts", &named("parent.vdi")]).ok();
     assert!(info.stdout.contains("image: parent.vdi"), "{info}");
+}
+
+/// VMware on Windows writes names in the code page of the system.
+#[test]
+fn names_in_other_encodings_are_read() {
+    let scratch = Scratch::new("elsewhere");
+    let dir = scratch.path();
+    let expected = disk(64 << 10, Fill::All, &mut Random::new(84));
+    let whole = made(dir, &expected, &["-O", "vmdk"]);
+    for (encoding, bytes, name) in [
+        ("GBK", &b"\xd0\xe9\xc4\xe2\xbb\xfa"[..], "虚拟机"),
+        ("Shift_JIS", b"\x89\xbc\x91\x7a", "仮想"),
+        ("Big5", b"\xb5\xea\xc0\xc0", "虛擬"),
+        ("windows-1251", b"\xc4\xe8\xf1\xea", "Диск"),
+        ("windows-1252", b"M\xfcller", "Müller"),
+        ("UTF-8", "Müller".as_bytes(), "Müller"),
+    ] {
+        write(dir, name, &expected);
+        let extent = [b"RW 128 FLAT \"", bytes, b"\" 0"].concat();
+        let text = descriptor("monolithicFlat", &format!("encoding=\"{encoding}\""), "EXTENT");
+        let at = text.windows(6).position(|word| word == b"EXTENT").unwrap();
+        write(dir, "image.vmdk", [&text[..at], &extent, &text[at + 6..]].concat());
+        reads_as(dir, &["image.vmdk"], &expected);
+        let info = zebu(dir, ["info", "--output", "json", "image.vmdk"]).ok();
+        assert!(info.stdout.contains(name), "{info}");
+        std::fs::remove_file(dir.join(name)).unwrap();
+    }
+    // Of an image in one file the name does not count, whatever it is.
+    for encoding in ["GBK", "klingon"] {
+        let mut image = whole.clone();
+        let text = [
+            b"# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicSparse\"\nencoding=\"",
+            encoding.as_bytes(),
+            b"\"\nRW 128 SPARSE \"\xd0\xe9\xc4\xff.vmdk\"\n\0",
+        ]
+        .concat();
+        put(&mut image, 512, &text);
+        write(dir, "mono.vmdk", image);
+        reads_as(dir, &["mono.vmdk"], &expected);
+    }
+    let text = descriptor("monolithicFlat", "encoding=\"klingon\"", "RW 128 FLAT \"M?ller\" 0");
+    let text: Vec<u8> = text.into_iter().map(|byte| if byte == b'?' { 0xfc } else { byte }).collect();
+    write(dir, "image.vmdk", text);
+    write(dir, OsStr::from_bytes(b"M\xfcller"), &expected);
+    is_refused(dir, &["image.vmdk"], "encoded in 'klingon'");
 }

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result, ensure, printable, require};
 use crate::limits::{MAX_EXTENT_FILES, MAX_EXTENTS, MAX_PATH};
+use encoding_rs::{Encoding, UTF_8};
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// The kind of storage of an extent.
@@ -39,13 +41,16 @@ pub(super) struct Descriptor {
     pub(super) extents: Vec<Extent>,
     /// The files that are named, each once.
     pub(super) names: Vec<String>,
+    /// The encoding of the text as it is told.
+    encoding: String,
 }
 
 /// The number that stands for no parent.
 const NO_PARENT: u32 = u32::MAX;
 
 impl Descriptor {
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        let text = decoded(bytes);
         let mut found = Self::default();
         let mut has_version = false;
         let mut names = HashMap::new();
@@ -73,14 +78,7 @@ impl Descriptor {
                 "createType" => value.clone_into(&mut found.create_type),
                 "version" => has_version = true,
                 key if key.eq_ignore_ascii_case("version") => has_version = true,
-                "encoding" => {
-                    let known = ["UTF-8", "windows-1252", "US-ASCII"];
-                    require!(
-                        known.iter().any(|name| name.eq_ignore_ascii_case(value)) || text.is_ascii(),
-                        "the VMDK descriptor is encoded in '{}'",
-                        printable(value)
-                    );
-                }
+                ENCODING => value.clone_into(&mut found.encoding),
                 _ => {}
             }
         }
@@ -106,6 +104,17 @@ impl Descriptor {
         })
     }
 
+    /// Fails if a name can't be read: of an image in one file, none is needed.
+    pub(super) fn check_name(&self, name: &str) -> Result<()> {
+        require!(
+            !name.contains(char::REPLACEMENT_CHARACTER),
+            "the VMDK descriptor is encoded in '{}', in which the name '{}' can't be read",
+            printable(if self.encoding.is_empty() { "UTF-8" } else { &self.encoding }),
+            printable(name)
+        );
+        Ok(())
+    }
+
     /// The number of a name: that which it has, or the next one.
     fn number<'a>(&mut self, known: &mut HashMap<&'a str, u32>, name: &'a str) -> Result<u32> {
         if let Some(number) = known.get(name) {
@@ -120,6 +129,34 @@ impl Descriptor {
         self.names.push(name.to_owned());
         Ok(number)
     }
+}
+
+/// The key of a descriptor that tells its encoding.
+const ENCODING: &str = "encoding";
+
+/// The text in the encoding that it tells, or else in UTF-8. What is none there becomes [`char::REPLACEMENT_CHARACTER`].
+fn decoded(bytes: &[u8]) -> Cow<'_, str> {
+    let told = bytes.split(|byte| *byte == b'\n').find_map(|line| {
+        let (key, value) = std::str::from_utf8(line).ok()?.split_once('=')?;
+        (key.trim() == ENCODING).then(|| value.trim().trim_matches('"'))
+    });
+    let encoding = told.and_then(encoding).unwrap_or(UTF_8);
+    encoding.decode_without_bom_handling(bytes).0
+}
+
+/// The encoding of a name that VMware uses: those of the web, and numbers of code pages of Windows.
+fn encoding(name: &str) -> Option<&'static Encoding> {
+    let lower = name.to_ascii_lowercase();
+    let number = ["windows-", "cp", "ibm-"].iter().find_map(|prefix| lower.strip_prefix(prefix));
+    let label = match number.unwrap_or_default() {
+        "932" | "943" => "shift_jis",
+        "936" | "1386" => "gbk",
+        "949" | "1363" => "euc-kr",
+        "950" | "1373" => "big5",
+        number if !number.is_empty() => return Encoding::for_label(format!("windows-{number}").as_bytes()),
+        _ => lower.as_str(),
+    };
+    Encoding::for_label(label.as_bytes()).filter(|encoding| encoding.is_ascii_compatible())
 }
 
 /// Length, kind and file of a line like `RW 4192256 SPARSE "disk-s001.vmdk"`; none if it is another line.
@@ -179,7 +216,7 @@ mod tests {
 
     #[test]
     fn lines_are_understood() {
-        let found = Descriptor::parse(TEXT).unwrap();
+        let found = Descriptor::parse(TEXT.as_bytes()).unwrap();
         assert_eq!(
             (found.cid, found.parent_cid, found.variant().unwrap()),
             (Some(0x123a), None, "twoGbMaxExtentSparse")
@@ -208,8 +245,37 @@ mod tests {
             "NOACCESS 1 ZERO",
             "CID=xyz",
         ] {
-            assert!(Descriptor::parse(&format!("version=1\n{line}\n")).is_err(), "{line}");
+            assert!(Descriptor::parse(format!("version=1\n{line}\n").as_bytes()).is_err(), "{line}");
         }
-        assert!(Descriptor::parse("CID=1\n").is_err());
+        assert!(Descriptor::parse(b"CID=1\n").is_err());
+    }
+
+    #[test]
+    fn names_are_decoded_as_the_text_says() {
+        let line = |encoding: &str, name: &[u8]| {
+            let text = format!("version=1\nencoding=\"{encoding}\"\nRW 8 FLAT \"");
+            [text.as_bytes(), name, b"\" 0\n"].concat()
+        };
+        for (encoding, name, expected) in [
+            ("GBK", &b"\xd0\xe9\xc4\xe2\xbb\xfa"[..], "虚拟机"),
+            ("windows-936", b"\xd0\xe9\xc4\xe2\xbb\xfa", "虚拟机"),
+            ("Shift_JIS", b"\x89\xbc\x91\x7a", "仮想"),
+            ("cp932", b"\x89\xbc\x91\x7a", "仮想"),
+            ("Big5", b"\xb5\xea\xc0\xc0", "虛擬"),
+            ("EUC-KR", b"\xb0\xa1", "가"),
+            ("windows-1251", b"\xc4\xe8\xf1\xea", "Диск"),
+            ("cp1252", b"M\xfcller", "Müller"),
+            ("UTF-8", "Müller".as_bytes(), "Müller"),
+        ] {
+            let found = Descriptor::parse(&line(encoding, name)).unwrap();
+            assert_eq!(found.names, [expected], "{encoding}");
+            found.check_name(&found.names[0]).unwrap();
+        }
+        for (encoding, name) in [("GBK", &b"\xff\xff"[..]), ("klingon", b"\xc4\xe8"), ("UTF-8", b"M\xfcller")]
+        {
+            let found = Descriptor::parse(&line(encoding, name)).unwrap();
+            let refused = found.check_name(&found.names[0]).unwrap_err().to_string();
+            assert!(refused.contains(encoding), "{refused}");
+        }
     }
 }

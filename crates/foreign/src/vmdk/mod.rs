@@ -56,7 +56,7 @@ enum Layout {
 fn descriptor_at(source: Source<'_>, offset: u64, len: u64) -> Result<Descriptor> {
     ensure!(len <= MAX_DESCRIPTOR, "the VMDK descriptor has {len} bytes");
     let text = source.vec(offset, len, "the VMDK descriptor")?;
-    Descriptor::parse(&String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default()))
+    Descriptor::parse(text.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
 /// The refusal of an extent by itself: only the descriptor tells which part of which disk it is.
@@ -93,7 +93,10 @@ fn layout(files: &dyn Files) -> Result<Layout> {
 
 pub(crate) fn extent_files(files: &dyn Files) -> Result<Vec<String>> {
     match layout(files)? {
-        Layout::Described(descriptor) => Ok(descriptor.names),
+        Layout::Described(descriptor) => {
+            descriptor.names.iter().try_for_each(|name| descriptor.check_name(name))?;
+            Ok(descriptor.names)
+        }
         Layout::Sparse(_) => Ok(Vec::new()),
     }
 }
@@ -219,6 +222,7 @@ fn parent(descriptor: &Descriptor) -> Result<Option<Parent>> {
     let name = descriptor.parent_name.as_deref().map(with_slashes);
     let name =
         name.ok_or_else(|| Error::damaged("the VMDK has a parent (parentCID) and does not name it"))?;
+    descriptor.check_name(&name)?;
     ensure!(name.len() as u64 <= MAX_NAME, "the name of the VMDK's parent has {} bytes", name.len());
     Ok(Some(Parent { name, format: ParentFormat::Same, identities: vec![Identity::Cid(cid)] }))
 }
