@@ -273,3 +273,25 @@ fn names_in_other_encodings_are_read() {
     write(dir, OsStr::from_bytes(b"M\xfcller"), &expected);
     is_refused(dir, &["image.vmdk"], "encoded in 'klingon'");
 }
+
+/// The header of a sparse extent counts whole grains, the descriptor sectors. What lies behind it begins where the latter says.
+#[test]
+fn the_length_of_an_extent_is_that_of_the_descriptor() {
+    let scratch = Scratch::new("elsewhere");
+    let dir = scratch.path();
+    let mut sample = foreign_samples::sparse();
+    let second = disk(4096, Fill::All, &mut Random::new(85));
+    write(dir, "second", &second);
+    let lines = "RW 33 SPARSE \"first\"\nRW 8 FLAT \"second\" 0";
+    write(dir, "image.vmdk", descriptor("twoGbMaxExtentSparse", "", lines));
+    let expected = [&sample.disk[..], &second].concat();
+    for (sectors, fits) in [(33u64, true), (40, true), (32, false), (34, false), (41, false), (48, false)] {
+        put(sample.image(), 12, &sectors.to_le_bytes());
+        write(dir, "first", sample.image());
+        if fits {
+            reads_as(dir, &["image.vmdk"], &expected);
+        } else {
+            is_refused(dir, &["image.vmdk"], "by its own header");
+        }
+    }
+}

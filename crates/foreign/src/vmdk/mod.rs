@@ -209,12 +209,17 @@ fn add_extent(
             (tables.size(), Content::SeSparse(tables))
         }
     };
-    if len != extent.len {
+    // VirtualBox rounds the length in the header up to whole grains; the disk goes on where the descriptor says.
+    let grain = match &content {
+        Content::Sparse(tables) => tables.grain(),
+        _ => 1,
+    };
+    if len != extent.len && Some(len) != extent.len.checked_next_multiple_of(grain) {
         let message =
             format!("a VMDK extent has {len} bytes by its own header, {} by the descriptor", extent.len);
         return Err(Error::damaged(message).at(file, 0));
     }
-    push(extents, len, content)
+    push(extents, extent.len, content)
 }
 
 fn parent(descriptor: &Descriptor) -> Result<Option<Parent>> {
