@@ -14,6 +14,7 @@ mod create_opts;
 mod damage_told;
 mod default_cache_mode;
 mod deferred;
+mod descriptors;
 mod dry_run;
 mod encrypt_opts;
 mod encrypted_file;
@@ -85,6 +86,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run() -> ExitCode {
+    descriptors::raise_limit();
     let code = cli::main();
     remote_disk::close_all();
     secrets::forget_pipes();

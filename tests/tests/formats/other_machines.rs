@@ -4,11 +4,12 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::Command;
 use zebu_tests::filled_disk::{Fill, disk};
 use zebu_tests::hostile::foreign_samples::vmware::descriptor;
 use zebu_tests::hostile::foreign_samples::{self, hyper_v, put};
 use zebu_tests::model::difference;
-use zebu_tests::program::zebu;
+use zebu_tests::program::{finish, zebu, zebu_program};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
 
@@ -272,6 +273,27 @@ fn names_in_other_encodings_are_read() {
     write(dir, "image.vmdk", text);
     write(dir, OsStr::from_bytes(b"M\xfcller"), &expected);
     is_refused(dir, &["image.vmdk"], "encoded in 'klingon'");
+}
+
+/// Each of them takes two descriptors.
+#[test]
+fn an_image_may_have_more_files_than_the_soft_limit_of_descriptors() {
+    let scratch = Scratch::new("elsewhere");
+    let dir = scratch.path();
+    let mut lines = String::new();
+    let mut expected = Vec::new();
+    for number in 0..60 {
+        let part = disk(4096, Fill::All, &mut Random::new(number));
+        write(dir, format!("f{number:03}"), &part);
+        expected.extend(part);
+        lines += &format!("RW 8 FLAT \"f{number:03}\" 0\n");
+    }
+    write(dir, "image.vmdk", descriptor("twoGbMaxExtentFlat", "", &lines));
+    let mut command = Command::new("prlimit");
+    command.args(["--nofile=64:4096", "--"]).arg(zebu_program()).current_dir(dir);
+    command.args(["convert", "-O", "raw", "image.vmdk", "out"]);
+    finish(command).ok();
+    assert!(std::fs::read(dir.join("out")).expect("just made") == expected);
 }
 
 /// The header of a sparse extent counts whole grains, the descriptor sectors. What lies behind it begins where the latter says.

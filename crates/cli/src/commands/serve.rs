@@ -15,7 +15,7 @@ use crate::serve::opened::{Layers, Opened};
 use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
 use crate::serve::side_doors::{side_doors, until_signal};
 use crate::serve::signals::{Counted, Signals};
-use crate::serve::{connector, descriptors, isolate, log_lines, sandbox};
+use crate::serve::{connector, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
@@ -121,7 +121,6 @@ fn serve_images(
 ) -> Result<u8, Failure> {
     // Before anything that is to be undone in good order.
     let signals = Signals::watch(counted)?;
-    descriptors::raise_limit();
     let session = Session::start(&args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());

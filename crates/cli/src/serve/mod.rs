@@ -7,7 +7,6 @@ pub(crate) mod cleaner;
 pub(crate) mod connector;
 pub(crate) mod control;
 pub(crate) mod control_request;
-pub(crate) mod descriptors;
 pub(crate) mod footprint;
 pub(crate) mod hydrations;
 pub(crate) mod isolate;

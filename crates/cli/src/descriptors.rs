@@ -1,4 +1,4 @@
-//! How many descriptors a server may have open: one for each client, beside those of its images.
+//! How many descriptors a command may have open: two for each file of an image, and a server one for each client.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
