@@ -76,6 +76,7 @@ mod open;
 mod options;
 mod over_chain;
 mod packed_format;
+mod parallels_directory;
 mod progress;
 mod qcow2;
 mod queue;

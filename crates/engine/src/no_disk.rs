@@ -129,7 +129,9 @@ impl NoDisk {
                 "a download may have failed, look at the text"
             }
             Self::GitLfs => "fetch the file first (by git lfs pull)",
-            Self::ParallelsDescriptor | Self::ParallelsStub => "open the .hds file that holds the disk",
+            Self::ParallelsDescriptor | Self::ParallelsStub => {
+                "open the directory, or the .hds file that holds the disk"
+            }
             Self::VmdkPart => "open the descriptor that names all parts",
             Self::Ewf => "unpack it first (by ewfexport)",
             Self::Vma => "unpack it first (by vma extract)",

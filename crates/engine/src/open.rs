@@ -27,7 +27,7 @@ use crate::refs::{self, Role};
 use crate::same_file::FilePlace;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::{OnceLock, RequestBarrier};
-use crate::{Error, ErrorKind, Keys, Remedy, Remote, Result};
+use crate::{Error, ErrorKind, Keys, Remedy, Remote, Result, parallels_directory};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -296,6 +296,11 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
     if options.access == Access::ReadWrite && options.sharing == Sharing::Unlocked {
         let message = "an image that is opened without locks can't be written";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(path));
+    }
+    if let Some(named) = parallels_directory::image_in(path)? {
+        let (file, path) = refs::open(&named.by, &named.name, Role::Extent, options, &flags(options))?;
+        let format = options.format.or(Some(named.format));
+        return Ok(Next { file, path, format, data_file: None });
     }
     let file = options.remote.open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
     Ok(Next { file, path: path.to_owned(), format: options.format, data_file: None })

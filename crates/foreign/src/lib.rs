@@ -57,6 +57,7 @@ pub mod files;
 pub mod limits;
 mod opened;
 pub mod parallels;
+pub mod parallels_bundle;
 pub mod parent;
 mod place;
 pub mod qcow1;

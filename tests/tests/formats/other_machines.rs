@@ -230,6 +230,51 @@ fn the_parent_of_a_vdi_is_named_by_the_user() {
     assert!(info.stdout.contains("image: parent.vdi"), "{info}");
 }
 
+/// Parallels calls a directory a disk.
+#[test]
+fn a_parallels_directory_is_the_disk_in_it() {
+    let scratch = Scratch::new("elsewhere");
+    let dir = scratch.path();
+    let mut sample = foreign_samples::parallels();
+    std::fs::create_dir(dir.join("vm.hdd")).expect("scratch is writable");
+    write(dir, "vm.hdd/vm.hdd", "");
+    write(dir, "vm.hdd/disk.hds", sample.image());
+    write(dir, "vm.hdd/plain.hds", &sample.disk);
+    write(dir, "secret", &sample.disk);
+    let image = |kind: &str, file: &str| {
+        format!("<Image><GUID>{{5fbaabe3}}</GUID><Type>{kind}</Type><File>{file}</File></Image>")
+    };
+    let describe = |images: String| {
+        let text = format!(
+            "<?xml version='1.0'?>\n<Parallels_disk_image Version=\"1.0\"><StorageData><Storage>{images}</Storage>\
+             </StorageData></Parallels_disk_image>"
+        );
+        write(dir, "vm.hdd/DiskDescriptor.xml", text);
+    };
+    for (kind, file, format) in [("Compressed", "disk.hds", "parallels"), ("Plain", "plain.hds", "raw")] {
+        describe(image(kind, file));
+        for name in ["vm.hdd", "vm.hdd/"] {
+            reads_as(dir, &[name], &sample.disk);
+            let info = zebu(dir, ["info", "--output", "json", name]).ok();
+            assert!(info.stdout.contains(&format!("\"format\": \"{format}\"")), "{info}");
+        }
+    }
+    let out = zebu(dir, ["convert", "-O", "raw", "vm.hdd", "vm.hdd/plain.hds"]).exits(1);
+    assert!(std::fs::read(dir.join("vm.hdd/plain.hds")).expect("ours") == sample.disk, "{out}");
+    for outside in [dir.join("secret").to_str().expect("text"), "nbd://localhost/x", "json:{}", ""] {
+        describe(image("Plain", outside));
+        is_refused(dir, &["vm.hdd"], "vm.hdd");
+    }
+    describe(image("Plain", "../secret"));
+    is_refused(dir, &["vm.hdd"], "may not be opened");
+    describe(image("Compressed", "disk.hds").repeat(2));
+    is_refused(dir, &["vm.hdd"], "has snapshots");
+    describe(String::new());
+    is_refused(dir, &["vm.hdd"], "names no file");
+    std::fs::remove_file(dir.join("vm.hdd/DiskDescriptor.xml")).expect("just made");
+    is_refused(dir, &["vm.hdd"], "vm.hdd");
+}
+
 /// VMware on Windows writes names in the code page of the system.
 #[test]
 fn names_in_other_encodings_are_read() {
