@@ -9,11 +9,12 @@ use crate::scratch::Scratch;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+    ReplyLock, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -79,6 +80,25 @@ impl StallingDisk {
     /// # Panics
     /// If the scratch folder can't be written.
     pub fn new(bytes: usize) -> Option<Self> {
+        let mut disk = Self::mounted(bytes, None)?;
+        disk.device = Some(LoopDevice::directly_over(&disk.file())?);
+        Some(disk)
+    }
+
+    /// The file alone, without a device over it, on a file system that answers so who asks for a lock.
+    ///
+    /// # Panics
+    /// If the scratch folder can't be written.
+    pub fn without_locks(bytes: usize, answer: Errno) -> Option<Self> {
+        Self::mounted(bytes, Some(answer))
+    }
+
+    /// The file that the disk's bytes are in.
+    pub fn file(&self) -> PathBuf {
+        self.scratch.file("mnt").join(NAME)
+    }
+
+    fn mounted(bytes: usize, locks: Option<Errno>) -> Option<Self> {
         if !is_root() {
             eprintln!("skipped: a file system of its own needs root");
             return None;
@@ -88,7 +108,7 @@ impl StallingDisk {
         std::fs::create_dir(&place).expect("scratch is writable");
         let shared = Arc::new(Shared::default());
         shared.lock().content = vec![0; bytes];
-        let files = Files(Arc::clone(&shared));
+        let files = Files { shared: Arc::clone(&shared), locks };
         let session = match Session::new(files, &place, &Config::default()).and_then(Session::spawn) {
             Ok(session) => session,
             Err(error) => {
@@ -96,9 +116,7 @@ impl StallingDisk {
                 return None;
             }
         };
-        let mut disk = Self { device: None, session: Some(session), shared, scratch };
-        disk.device = Some(LoopDevice::directly_over(&place.join(NAME))?);
-        Some(disk)
+        Some(Self { device: None, session: Some(session), shared, scratch })
     }
 
     /// The name of the device.
@@ -161,11 +179,15 @@ impl Drop for StallingDisk {
 }
 
 /// The file system: a folder with one file.
-struct Files(Arc<Shared>);
+struct Files {
+    shared: Arc<Shared>,
+    /// The answer to who asks for a lock; without one, the kernel has locks.
+    locks: Option<Errno>,
+}
 
 impl Files {
     fn attributes(&self, ino: INodeNo) -> Option<FileAttr> {
-        let size = self.0.lock().content.len() as u64;
+        let size = self.shared.lock().content.len() as u64;
         let (kind, perm, size) = match ino {
             INodeNo::ROOT => (FileType::Directory, 0o700, 0),
             FILE => (FileType::RegularFile, 0o600, size),
@@ -195,6 +217,9 @@ impl Filesystem for Files {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Without it a request would hold up those behind it.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        if self.locks.is_some() {
+            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS);
+        }
         Ok(())
     }
 
@@ -227,7 +252,7 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let state = self.0.lock();
+        let state = self.shared.lock();
         let start = (offset as usize).min(state.content.len());
         let end = (start + size as usize).min(state.content.len());
         reply.data(&state.content[start..end]);
@@ -245,15 +270,46 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let mut state = self.0.lock();
+        let mut state = self.shared.lock();
         if let Some(left) = state.to_hold.checked_sub(1) {
             state.to_hold = left;
             state.held.push(Held { offset, data: data.to_vec(), reply });
-            self.0.more.notify_all();
+            self.shared.more.notify_all();
         } else {
             state.land(offset, data);
             reply.written(data.len() as u32);
         }
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: LockOwner,
+        _: u64,
+        _: u64,
+        _: i32,
+        _: u32,
+        reply: ReplyLock,
+    ) {
+        reply.error(self.locks.unwrap_or(Errno::ENOSYS));
+    }
+
+    fn setlk(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: LockOwner,
+        _: u64,
+        _: u64,
+        _: i32,
+        _: u32,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(self.locks.unwrap_or(Errno::ENOSYS));
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {

@@ -5,6 +5,7 @@ use crate::stop_signals::DuringQuestion;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zebu::storage::{LockWait, Patience};
 
@@ -13,16 +14,29 @@ const SILENT: Duration = Duration::from_secs(1);
 
 /// The patience of all commands.
 pub(crate) fn lock_wait() -> LockWait {
-    LockWait::with(Arc::new(UntilSignal))
+    LockWait::with(Arc::new(UntilSignal::default()))
 }
 
-struct UntilSignal;
+#[derive(Default)]
+struct UntilSignal {
+    /// Whether it was told that there are no locks.
+    is_told: AtomicBool,
+}
 
 impl Patience for UntilSignal {
     fn begin(&self, file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>> {
         let mut wait = Wait { signals: DuringQuestion::begin().ok(), is_told: false };
         let file = file.display().to_string();
         Box::new(move |waited| wait.goes_on(&file, waited))
+    }
+
+    fn without_locks(&self, file: &Path) {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            stderr::tell(&format!(
+                "warning: the file system of '{}' has no locks: nothing keeps other programs from changing it meanwhile",
+                file.display()
+            ));
+        }
     }
 }
 

@@ -117,7 +117,7 @@ impl FileLock {
     }
 
     /// Changes to the locks of `mode`; if that fails, the old ones are still held. Tries for up to a second, and waits for the
-    /// writes of a program that is gone as `wait` says.
+    /// writes of a program that is gone as `wait` says. On a file system without locks there is nothing to hold; `wait` tells.
     pub(crate) fn set(
         &self,
         file: BorrowedFd<'_>,
@@ -142,6 +142,10 @@ impl FileLock {
                 .map_err(|errno| IoError::of_file(Op::Lock, IoErrorKind::Os(errno), path))?;
         }
         let result = change_with_patience(fd, path, (*held, wanted), wait);
+        if result.as_ref().is_err_and(|error| is_for_want_of_locks(fd, error)) {
+            wait.tell_without_locks(path);
+            return Ok(());
+        }
         if result.is_ok() {
             *held = wanted;
         }
@@ -262,6 +266,13 @@ fn change(fd: BorrowedFd<'_>, held: Ways, wanted: Ways) -> Result<(), Refusal> {
         let _ = set_byte(fd, byte, libc::F_UNLCK);
     }
     taken
+}
+
+/// Whether the file system has no locks. One that has them may be out of them, but answers questions about them.
+fn is_for_want_of_locks(fd: BorrowedFd<'_>, error: &IoError) -> bool {
+    let is_for_want = |errno| matches!(errno, libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS);
+    matches!(error.kind, IoErrorKind::Os(errno) if is_for_want(errno))
+        && is_locked(fd, MARK).is_err_and(is_for_want)
 }
 
 fn find_conflict(fd: BorrowedFd<'_>, wanted: Ways) -> Result<(), Refusal> {

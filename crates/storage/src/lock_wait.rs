@@ -17,6 +17,11 @@ pub trait Patience: Send + Sync {
     /// Begins to wait for `file`. What it returns is called with the time since then, again and again, and dropped when the
     /// wait is over; [`ControlFlow::Break`] ends the wait with an error.
     fn begin(&self, file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>>;
+
+    /// Hears that `file` lies on a file system without locks, so that nothing keeps other programs out. By default nobody is told.
+    fn without_locks(&self, file: &Path) {
+        let _ = file;
+    }
 }
 
 /// The patience of an opener with the writes of a program that is gone. By default it lasts for a second, and a disk that works
@@ -28,6 +33,12 @@ impl LockWait {
     /// As long as `patience` lasts.
     pub fn with(patience: Arc<dyn Patience>) -> Self {
         Self(Some(patience))
+    }
+
+    pub(crate) fn tell_without_locks(&self, path: &Path) {
+        if let Some(patience) = &self.0 {
+            patience.without_locks(path);
+        }
     }
 
     /// Waits until `is_over`. `what` is the lock that was refused, in QEMU's words.

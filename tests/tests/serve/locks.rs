@@ -1,6 +1,7 @@
 //! Locks beside a live QEMU, both ways: who has the image open keeps the other out as QEMU keeps QEMU out, and each says
 //! which file it is. (`crates/storage/tests/locks_and_qemu.rs` has the table of modes, without the command.)
 
+use fuser::Errno;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,6 +9,7 @@ use zebu_tests::patience::{Patience, wait_until};
 use zebu_tests::program::{Finished, find, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::stalling_disk::StallingDisk;
 
 const IMAGE: &str = "disk.qcow2";
 
@@ -236,4 +238,25 @@ fn a_backing_file_is_held_for_reading() {
     let _holder = Holder::shell(dir, &program, &["-f", "qcow2", "top.qcow2"]);
     zebu(dir, ["info", "-f", "qcow2", IMAGE]).ok();
     keeps_writers_out(dir);
+}
+
+/// NFS without lockd, Lustre without `flock`, some file systems of FUSE: QEMU works there, and so does zebu, with a warning.
+#[test]
+fn a_file_system_without_locks_is_no_reason_to_refuse() {
+    for answer in [Errno::ENOLCK, Errno::EOPNOTSUPP] {
+        let Some(disk) = StallingDisk::without_locks(4 << 20, answer) else { return };
+        let file = disk.file();
+        let file = file.to_str().expect("text");
+        let dir = disk.dir();
+        let warned = |out: Finished| {
+            let said = "has no locks: nothing keeps other programs from";
+            assert!(out.stderr.contains(said) && out.stderr.lines().count() == 1, "{out}");
+        };
+        let write = ["io", "-f", "raw", file, "-c", "write -P 7 0 64k", "-c", "flush"];
+        warned(zebu(dir, write).ok());
+        warned(zebu(dir, ["convert", "-f", "raw", "-O", "raw", file, "copy"]).ok());
+        assert!(std::fs::read(dir.join("copy")).expect("just made")[..65536] == [7; 65536]);
+        let unlocked = zebu(dir, ["convert", "-U", "-f", "raw", "-O", "raw", file, "copy"]).ok();
+        assert!(unlocked.stderr.is_empty(), "{unlocked}");
+    }
 }
