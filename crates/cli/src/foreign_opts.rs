@@ -13,7 +13,7 @@ const VMDK: &[Described] = &[
     ("adapter_type", "str", "Virtual adapter type (ide [default], lsilogic, buslogic, legacyESX)"),
     ("compat6", "bool (on/off)", "Virtual hardware version 6"),
     ("hwversion", "num", "Virtual hardware version (default 4)"),
-    ("subformat", "str", "Kind of file (monolithicSparse [default], streamOptimized)"),
+    ("subformat", "str", "Kind of file (monolithicSparse [default], streamOptimized, monolithicFlat)"),
     ("toolsversion", "num", "Version of the guest tools"),
     ("zeroed_grain", "bool (on/off)", "The header allows grains that are marked as zero"),
 ];
@@ -153,6 +153,7 @@ impl ForeignOpts {
         let kinds = [
             ("monolithicSparse", VmdkKind::MonolithicSparse),
             ("streamOptimized", VmdkKind::StreamOptimized),
+            ("monolithicFlat", VmdkKind::MonolithicFlat),
         ];
         let adapters = [
             ("ide", VmdkAdapter::Ide),
@@ -167,8 +168,9 @@ impl ForeignOpts {
         }
         let kind = self.choice("subformat", &kinds)?.unwrap_or_default();
         let zeroed_grain = self.switch("zeroed_grain")?.unwrap_or(usual.zeroed_grain);
-        if kind == VmdkKind::StreamOptimized && zeroed_grain {
-            return Err("zeroed_grain=on is not supported with subformat=streamOptimized".to_owned());
+        if zeroed_grain && kind != VmdkKind::MonolithicSparse {
+            let kind = self.value("subformat").unwrap_or_default();
+            return Err(format!("zeroed_grain=on is not supported with subformat={kind}"));
         }
         Ok(NewVmdk {
             kind,
@@ -249,7 +251,8 @@ mod tests {
     fn wrong_values_and_options_are_named() {
         use ForeignFormat::{Vdi, Vhdx, Vmdk, Vpc};
         for (format, pairs, word) in [
-            (Vmdk, vec![("subformat", "monolithicFlat")], "streamOptimized"),
+            (Vmdk, vec![("subformat", "twoGbMaxExtentFlat")], "streamOptimized"),
+            (Vmdk, vec![("subformat", "monolithicFlat"), ("zeroed_grain", "on")], "zeroed_grain"),
             (Vmdk, vec![("adapter_type", "scsi")], "buslogic"),
             (Vmdk, vec![("hwversion", "new")], "hwversion"),
             (Vmdk, vec![("hwversion", "6"), ("compat6", "on")], "compat6"),

@@ -119,8 +119,11 @@ impl Image {
         };
         let file = new_file(path)?;
         if let Some(new) = foreign {
-            let name = new_foreign::last_part(path);
-            new_foreign::make_empty(worker, file.clone(), &new, size, &name).await?;
+            let flat = new_foreign::flat_path(Some(&new), path);
+            let flat = flat.map(|path| new_file(&path)).transpose()?;
+            let files = new_foreign::NewFiles { image: file.clone(), flat: flat.clone() };
+            new_foreign::make_empty(worker, files, &new, size, &new_foreign::last_part(path)).await?;
+            flat.as_ref().map_or(Ok(()), unlock)?;
             return unlock(&file);
         }
         let encryption = options.encryption.as_ref();

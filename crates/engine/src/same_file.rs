@@ -1,6 +1,6 @@
 //! Whether two names lead to one file, by hard links and symbolic links too.
 
-use crate::{CreateOptions, Error, ErrorKind, Result, refs};
+use crate::{CreateOptions, Error, ErrorKind, Result, new_foreign, refs};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -90,7 +90,8 @@ fn read_link(directory: &Path, path: &Path) -> Option<PathBuf> {
 pub(crate) fn check_new(path: &Path, options: &CreateOptions) -> Result<()> {
     let image = FilePlace::of(path);
     let named = |name: &String| FilePlace::of(&refs::resolve(path, name));
-    let data_file = options.data_file.as_ref().map(named);
+    let flat = new_foreign::flat_path(options.foreign.as_ref(), path);
+    let data_file = options.data_file.as_ref().map(named).or(flat.as_deref().map(FilePlace::of));
     let backing = options.backing.as_ref().map(|(name, _)| named(name));
     let message = if data_file.as_ref() == Some(&image) {
         "the image can't be its own data file"

@@ -95,6 +95,61 @@ fn same(
     Ok(())
 }
 
+/// The disk as it is, in a file beside the descriptor.
+#[test]
+fn flat_vmdks_are_two_files() {
+    let Some(qemu) = Qemu::find() else { return };
+    let mut random = Random::new(2803);
+    for (size, fill) in SIZES {
+        let scratch = Scratch::new("foreign-write");
+        let dir = scratch.path();
+        let expected = disk(size, fill, &mut random);
+        write_sparse(&scratch.file("source.raw"), &expected);
+        for (name, flat) in [("disk.vmdk", "disk-flat.vmdk"), ("Müller", "Müller-flat")] {
+            // Twice: over nothing, and over what is there.
+            for cache in ["none", "writeback"] {
+                let line = format!(
+                    "convert -f raw -O vmdk -o subformat=monolithicFlat -t {cache} source.raw {name}"
+                );
+                zebu(dir, line.split(' ')).ok();
+                assert!(std::fs::read(scratch.file(flat)).expect("just made") == expected, "{name}");
+                look(&qemu, dir, "vmdk", name, &expected).unwrap_or_else(|what| panic!("{line}: {what}"));
+                let found = read_by_libvmdk(dir, name);
+                assert_eq!(difference(0, &expected, &found), None, "{line}");
+                zebu(dir, ["compare", "source.raw", name]).ok();
+            }
+        }
+        let text = std::fs::read_to_string(scratch.file("disk.vmdk")).expect("text");
+        assert!(text.contains("createType=\"monolithicFlat\"") && !text.contains("encoding"), "{text}");
+        // The file beside a link's end.
+        std::fs::create_dir(scratch.file("sub")).expect("scratch is writable");
+        std::os::unix::fs::symlink("sub/new.vmdk", scratch.file("link.vmdk")).expect("scratch is writable");
+        let words = ["convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat", "source.raw"];
+        zebu(dir, words.into_iter().chain(["link.vmdk"])).ok();
+        zebu(dir, ["compare", "source.raw", "link.vmdk"]).ok();
+    }
+    let scratch = Scratch::new("foreign-write");
+    let dir = scratch.path();
+    write_sparse(&scratch.file("source.raw"), &disk(MIB, Fill::All, &mut random));
+    zebu(dir, "create -q -f vmdk -o subformat=monolithicFlat a.vmdk 3M".split(' ')).ok();
+    look(&qemu, dir, "vmdk", "a.vmdk", &vec![0; 3 * MIB]).expect("it is empty");
+    let names = || std::fs::read_dir(dir).expect("ours").count();
+    let before = names();
+    let flat = "convert -f raw -O vmdk -o subformat=monolithicFlat";
+    for (line, word) in [
+        (format!("{flat},zeroed_grain=on source.raw b.vmdk"), "zeroed_grain"),
+        (format!("{flat} source.raw b\"c.vmdk"), "can't name the file"),
+        // Its own source would be the file beside it.
+        (format!("{flat} a-flat.vmdk a.vmdk"), "a-flat.vmdk"),
+        ("create -q -f vmdk -o subformat=monolithicFlat b.vmdk 0".to_owned(), "0 bytes"),
+        (format!("{flat} missing b.vmdk"), "missing"),
+    ] {
+        let out = zebu(dir, line.split(' ')).exits(1);
+        assert!(out.stderr.contains(word), "{out}");
+        assert_eq!(names(), before, "{out}");
+    }
+}
+
 #[test]
 fn images_are_read_by_qemu_and_others_as_they_were_made() {
     let Some(qemu) = Qemu::find() else { return };
@@ -313,7 +368,7 @@ fn what_a_format_has_not_is_refused_by_name() {
         ("convert -O vdi -B base.qcow2 -F qcow2 source.raw image", "Backing file"),
         ("convert --copy reflink -O vhdx source.raw image", "reflink"),
         ("convert -O vhdx -o preallocation=full source.raw image", "subformat=fixed"),
-        ("convert -O vmdk -o subformat=monolithicFlat source.raw image", "streamOptimized"),
+        ("convert -O vmdk -o subformat=twoGbMaxExtentFlat source.raw image", "streamOptimized"),
         ("convert -O vmdk -o compat=v3 source.raw image", "compat"),
         ("convert -O vmdk -o encrypt.format=luks source.raw image", "encrypt"),
         ("convert -O vhdx -o block_size=3M source.raw image", "power of two"),

@@ -76,7 +76,6 @@ const LISTED: &[&str] = &[
     "qemu-img rebase -b base2.raw -F raw v2.qcow2",
     "qemu-io -f qcow2 -c 'discard 1 4097' ext.qcow2",
     "qemu-img convert -O vpc -o subformat=fixed,force_size=on a.qcow2 o.img",
-    "qemu-img convert -O vmdk -o subformat=monolithicFlat a.qcow2 o.img",
     "qemu-img rebase -u -b nosuch.qcow2 -F qcow2 ov.qcow2",
     "qemu-img check missing_ov.qcow2",
 ];

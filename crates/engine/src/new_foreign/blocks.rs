@@ -1,17 +1,20 @@
 //! Images whose blocks are written in any order.
 
 use super::file::GrowingFile;
-use super::{birth, check_regular, layout_error};
+use super::{NewFiles, birth, check_regular, layout_error};
 use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Result};
 use std::path::Path;
 use zebu_foreign::write::{BlockTable, Layout, NewImage};
-use zebu_storage::{File, IoBufs, Worker};
+use zebu_storage::{IoBufs, Worker};
 
 /// An image that is being made in a file that was empty.
 #[derive(Debug)]
 pub(crate) struct BlockWriter {
+    /// The file with the blocks.
     file: GrowingFile,
+    /// The image file, if that is another: it holds a text alone.
+    descriptor: Option<GrowingFile>,
     layout: Layout,
     logical_block: u32,
     table: Mutex<BlockTable>,
@@ -24,14 +27,20 @@ struct BlockRange {
 }
 
 impl BlockWriter {
-    /// Begins an image for a disk of `size` bytes in an empty file. `name` is the last part of the file's final name.
+    /// Begins an image for a disk of `size` bytes in files that are empty. `name` is the last part of the file's final name.
     pub(crate) async fn new(
         worker: &Worker,
-        file: File,
+        files: NewFiles,
         new: &NewImage,
         size: u64,
         name: &str,
     ) -> Result<Self> {
+        let NewFiles { image, flat } = files;
+        check_regular(&image)?;
+        let (file, image) = match flat {
+            Some(flat) => (flat, Some(image)),
+            None => (image, None),
+        };
         check_regular(&file)?;
         let layout = Layout::new(new, size, name, &birth()).map_err(|e| layout_error(&file, &e))?;
         let table = layout.empty_table();
@@ -39,8 +48,10 @@ impl BlockWriter {
         if layout.linear().is_some() {
             file.set_len(worker, layout.file_len(&table)).await?;
         }
+        let text_len = layout.descriptor().unwrap_or_default().len() as u64;
+        let descriptor = image.map(|image| GrowingFile::new(image, text_len));
         let logical_block = new.logical_sector();
-        Ok(Self { file, layout, logical_block, table: Mutex::new(table) })
+        Ok(Self { file, descriptor, layout, logical_block, table: Mutex::new(table) })
     }
 
     pub(crate) fn virtual_size(&self) -> u64 {
@@ -53,7 +64,7 @@ impl BlockWriter {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.file.file().path()
+        self.descriptor.as_ref().unwrap_or(&self.file).file().path()
     }
 
     /// Writes a part of the disk. Requests at a time don't overlap.
@@ -131,6 +142,11 @@ impl BlockWriter {
         for part in self.layout.headers(&table) {
             self.file.write_bytes(worker, part.offset, &part.bytes).await?;
         }
-        self.file.flush(worker).await
+        self.file.flush(worker).await?;
+        if let (Some(file), Some(text)) = (&self.descriptor, self.layout.descriptor()) {
+            file.write_bytes(worker, 0, text).await?;
+            file.flush(worker).await?;
+        }
+        Ok(())
     }
 }

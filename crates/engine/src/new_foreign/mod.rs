@@ -14,7 +14,7 @@ pub(crate) use stream::{Packed, StreamWriter};
 use crate::options::{CreateOptions, Format};
 use crate::{Error, ErrorKind, Result};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use zebu_foreign::write::{Birth, NewImage};
 use zebu_storage::{File, FileKind, Worker};
@@ -47,19 +47,32 @@ pub(crate) fn wanted(options: &CreateOptions, path: &Path) -> Result<Option<NewI
     Ok(Some(new))
 }
 
-/// Makes an image of a disk that is all zero, in a file that is empty. `name` is the last part of its final name.
+/// The empty files of a new image.
+#[derive(Debug)]
+pub(crate) struct NewFiles {
+    pub(crate) image: File,
+    /// The file with the bytes of the disk, if that is another.
+    pub(crate) flat: Option<File>,
+}
+
+/// The path of the file with the bytes of the disk of an image at `path`, if that is another.
+pub(crate) fn flat_path(new: Option<&NewImage>, path: &Path) -> Option<PathBuf> {
+    Some(path.with_file_name(new?.flat_name(&last_part(path))?))
+}
+
+/// Makes an image of a disk that is all zero, in files that are empty. `name` is the last part of its final name.
 pub(crate) async fn make_empty(
     worker: &Worker,
-    file: File,
+    files: NewFiles,
     new: &NewImage,
     size: u64,
     name: &str,
 ) -> Result<()> {
     match new {
         NewImage::Vmdk(vmdk) if new.is_stream() => {
-            StreamWriter::new(file, vmdk, size, name)?.finish(worker).await
+            StreamWriter::new(files.image, vmdk, size, name)?.finish(worker).await
         }
-        _ => BlockWriter::new(worker, file, new, size, name).await?.finish(worker).await,
+        _ => BlockWriter::new(worker, files, new, size, name).await?.finish(worker).await,
     }
 }
 
@@ -69,7 +82,7 @@ pub(crate) fn last_part(path: &Path) -> String {
 }
 
 /// Refuses what can't become longer and shorter, and does not read as zero at first.
-fn check_regular(file: &File) -> Result<()> {
+pub(crate) fn check_regular(file: &File) -> Result<()> {
     if file.kind() == FileKind::Regular {
         return Ok(());
     }

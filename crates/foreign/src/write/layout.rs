@@ -10,6 +10,10 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone)]
 enum Tables {
     Vmdk(vmdk::Tables),
+    /// None: the text is that of another file.
+    FlatVmdk {
+        text: Vec<u8>,
+    },
     Vhdx(vhdx::Tables),
     Vpc(vpc::Tables),
     Vdi(vdi::Tables),
@@ -34,10 +38,16 @@ impl Layout {
             NewImage::Vmdk(_) if image.is_stream() => {
                 return Err(Error::unsupported("a streamOptimized VMDK is written in the order of its disk"));
             }
-            NewImage::Vmdk(new) => {
-                let (places, tables) = vmdk::layout(new, size, name, birth)?;
-                (places, Tables::Vmdk(tables))
-            }
+            NewImage::Vmdk(new) => match image.flat_name(name) {
+                Some(flat) => {
+                    let (places, text) = vmdk::flat(new, size, &flat, birth)?;
+                    (places, Tables::FlatVmdk { text })
+                }
+                None => {
+                    let (places, tables) = vmdk::layout(new, size, name, birth)?;
+                    (places, Tables::Vmdk(tables))
+                }
+            },
             NewImage::Vhdx(new) => {
                 let (places, tables) = vhdx::layout(new, size, birth)?;
                 (places, Tables::Vhdx(tables))
@@ -106,6 +116,7 @@ impl Layout {
         let places = &self.places;
         match &self.tables {
             Tables::Vmdk(tables) => Box::new(tables.tables(places, table)),
+            Tables::FlatVmdk { .. } => Box::new(std::iter::empty()),
             Tables::Vhdx(tables) => Box::new(tables.tables(places, table)),
             Tables::Vpc(_) => Box::new(vpc::Tables::tables(places, table)),
             Tables::Vdi(_) => Box::new(vdi::Tables::tables(places, table)),
@@ -116,9 +127,18 @@ impl Layout {
     pub fn headers(&self, table: &BlockTable) -> Vec<Part> {
         match &self.tables {
             Tables::Vmdk(tables) => tables.headers(),
+            Tables::FlatVmdk { .. } => Vec::new(),
             Tables::Vhdx(tables) => tables.headers(),
             Tables::Vpc(tables) => tables.headers(&self.places, table.used()),
             Tables::Vdi(tables) => tables.headers(&self.places, table.used()),
+        }
+    }
+
+    /// All bytes of the image file, if the blocks are those of another ([`NewImage::flat_name`]). They are written last.
+    pub fn descriptor(&self) -> Option<&[u8]> {
+        match &self.tables {
+            Tables::FlatVmdk { text } => Some(text),
+            _ => None,
         }
     }
 
@@ -136,7 +156,7 @@ impl Layout {
         let end = self.places.end(used);
         match &self.tables {
             Tables::Vpc(_) => end.saturating_add(vpc::FOOTER),
-            Tables::Vmdk(_) | Tables::Vhdx(_) | Tables::Vdi(_) => end,
+            Tables::Vmdk(_) | Tables::FlatVmdk { .. } | Tables::Vhdx(_) | Tables::Vdi(_) => end,
         }
     }
 }

@@ -55,7 +55,7 @@ pub enum NewImage {
     Vdi(NewVdi),
 }
 
-/// Kinds of VMDK that are written: those of one file (`subformat`).
+/// Kinds of VMDK that are written (`subformat`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VmdkKind {
     /// Grains as they are, in any order.
@@ -63,6 +63,8 @@ pub enum VmdkKind {
     MonolithicSparse,
     /// Compressed grains in the order of the disk.
     StreamOptimized,
+    /// A descriptor, and the bytes of the disk in a file beside it.
+    MonolithicFlat,
 }
 
 /// Disk controllers that a descriptor names (`adapter_type`).
@@ -207,6 +209,17 @@ impl NewImage {
             vhdx.logical_sector.get_or_insert(sector);
         }
         self
+    }
+
+    /// The name of the file with the bytes of the disk, if that is another than the image file, whose name is `name`.
+    pub fn flat_name(&self, name: &str) -> Option<String> {
+        match self {
+            Self::Vmdk(NewVmdk { kind: VmdkKind::MonolithicFlat, .. }) => {
+                let (stem, ending) = name.rfind('.').map_or((name, ""), |dot| name.split_at(dot));
+                Some(format!("{stem}-flat{ending}"))
+            }
+            _ => None,
+        }
     }
 
     /// Whether its blocks have to be written in the order of the disk, as a [`super::Stream`].

@@ -1,11 +1,11 @@
-//! A new VMDK of one sparse extent. The rules are those of [`crate::vmdk`].
+//! A new VMDK of one extent: sparse, or flat in a file of its own. The rules are those of [`crate::vmdk`].
 
 use super::blocks::BlockTable;
 use super::bytes::{pad, put, put_le16, put_le32, put_le64};
 use super::options::Allocation;
 use super::options::{Birth, NewVmdk, VmdkAdapter, VmdkKind};
 use super::places::{Part, Places};
-use crate::error::{Error, Result, require};
+use crate::error::{Error, Result, printable, require};
 use crate::vmdk::SPARSE_MAGIC;
 
 /// Bytes of a grain, and of the tables' unit.
@@ -74,11 +74,42 @@ fn adapter_name(adapter: VmdkAdapter) -> &'static str {
     }
 }
 
+/// Whether a name can't stand in a descriptor: a quote would end it, and a control character the line.
+fn breaks_line(c: char) -> bool {
+    c.is_control() || c == '"'
+}
+
 /// The text that describes the disk, padded to its sectors. `name` is the last part of the file's name.
 pub(super) fn descriptor(new: &NewVmdk, size: u64, name: &str, birth: &Birth) -> Result<Vec<u8>> {
-    // A quote would end the name, and a control character the line.
-    let name: String =
-        name.chars().map(|c| if c.is_control() || c == '"' { '_' } else { c }).take(255).collect();
+    // Of an image in one file the name does not count.
+    let name: String = name.chars().map(|c| if breaks_line(c) { '_' } else { c }).take(255).collect();
+    let mut bytes = description(new, size, &format!("SPARSE \"{name}\""), birth)?;
+    let most = (DESCRIPTOR_SECTORS * SECTOR) as usize;
+    require!(bytes.len() < most, "the descriptor of the VMDK has no room for the name of its file");
+    pad(&mut bytes, most);
+    Ok(bytes)
+}
+
+/// The layout of the file with the bytes of the disk, whose name is `name`, and the text of the image file.
+pub(super) fn flat(new: &NewVmdk, size: u64, name: &str, birth: &Birth) -> Result<(Places, Vec<u8>)> {
+    require!(!new.zeroed_grain, "a flat VMDK has no zeroed grains");
+    let is_readable = !name.contains(|c: char| breaks_line(c) || c == char::REPLACEMENT_CHARACTER);
+    require!(is_readable, "a VMDK can't name the file '{}': choose another name", printable(name));
+    let text = description(new, size, &format!("FLAT \"{name}\" 0"), birth)?;
+    let places = Places {
+        size,
+        block: SECTOR,
+        first: 0,
+        stride: SECTOR,
+        allocation: Allocation::Fixed,
+        most: 0,
+        mark: Vec::new(),
+    };
+    Ok((places, text))
+}
+
+/// The text that describes a disk of one extent.
+fn description(new: &NewVmdk, size: u64, extent: &str, birth: &Birth) -> Result<Vec<u8>> {
     require!(size > 0, "a VMDK has no disks of 0 bytes: choose another format");
     let heads: u64 = if new.adapter == VmdkAdapter::Ide { 16 } else { 255 };
     let (sectors, per_track) = (size / SECTOR, 63);
@@ -86,7 +117,9 @@ pub(super) fn descriptor(new: &NewVmdk, size: u64, name: &str, birth: &Birth) ->
     let kind = match new.kind {
         VmdkKind::MonolithicSparse => "monolithicSparse",
         VmdkKind::StreamOptimized => "streamOptimized",
+        VmdkKind::MonolithicFlat => "monolithicFlat",
     };
+    let encoding = if extent.is_ascii() { "" } else { "encoding=\"UTF-8\"\n" };
     let [a, b, c, d, ..] = birth.uuid(0);
     // 0xffffffff is the identity of no image, 0xfffffffe that of one whose parent was lost.
     let identity = u32::from_le_bytes([a, b, c, d & 0x7f]);
@@ -95,12 +128,13 @@ pub(super) fn descriptor(new: &NewVmdk, size: u64, name: &str, birth: &Birth) ->
     let text = format!(
         "# Disk DescriptorFile\n\
          version=1\n\
+         {encoding}\
          CID={identity:08x}\n\
          parentCID=ffffffff\n\
          createType=\"{kind}\"\n\
          \n\
          # Extent description\n\
-         RW {sectors} SPARSE \"{name}\"\n\
+         RW {sectors} {extent}\n\
          \n\
          # The Disk Data Base\n\
          #DDB\n\
@@ -112,11 +146,7 @@ pub(super) fn descriptor(new: &NewVmdk, size: u64, name: &str, birth: &Birth) ->
          ddb.adapterType = \"{adapter}\"\n\
          ddb.toolsVersion = \"{tools}\"\n"
     );
-    let mut bytes = text.into_bytes();
-    let most = (DESCRIPTOR_SECTORS * SECTOR) as usize;
-    require!(bytes.len() < most, "the descriptor of the VMDK has no room for the name of its file");
-    pad(&mut bytes, most);
-    Ok(bytes)
+    Ok(text.into_bytes())
 }
 
 /// Tables of a disk of `size` bytes.

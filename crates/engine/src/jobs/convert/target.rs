@@ -9,7 +9,7 @@ use crate::jobs::staging::{
     directory_of, from_io, publish_with, reserve_temporary_name, sync_directory_of, sync_files,
 };
 use crate::new_files::NewFiles;
-use crate::new_foreign::{self, BlockWriter, StreamWriter};
+use crate::new_foreign::{self, BlockWriter, NewFiles as ForeignFiles, StreamWriter};
 use crate::progress::JobControl;
 use crate::same_file::{self, FilePlace};
 use crate::{
@@ -53,11 +53,16 @@ pub(super) async fn make(
         Some(_) => {}
         None => create.size = Some(total),
     }
-    let data_file = create.data_file.as_ref().map(|name| directory_of(&path).join(name));
+    let foreign = new_foreign::wanted(&create, &path)?;
+    let flat = new_foreign::flat_path(foreign.as_ref(), &path);
+    let data_file = create.data_file.as_ref().map(|name| directory_of(&path).join(name)).or(flat);
     // Before anything is made: a target that exists is cut to nothing, and locks are not taken by all.
     let elsewhere = open_elsewhere(&path, &create)?;
     if let Some(file) = &elsewhere {
         check_open_file(sources, file)?;
+        if foreign.is_some() {
+            new_foreign::check_regular(file)?;
+        }
     }
     same_file::check_new(&path, &create)?;
     for file in std::iter::once(&path).chain(&data_file) {
@@ -78,13 +83,14 @@ pub(super) async fn make(
     let mut files = NewFiles::default();
     let sector = logical_sector(sources);
     let holds_sectors = create.size.is_some_and(|size| size.is_multiple_of(u64::from(sector.max(1))));
-    let foreign = new_foreign::wanted(&create, &path)?;
     let foreign = foreign.map(|new| if holds_sectors { new.for_sectors(sector) } else { new });
     let final_name = new_foreign::last_part(&path);
     let place = if elsewhere.is_some() { None } else { same_file::new_file_place(&path) };
     let (work_path, names) = match place {
         None => (path, None),
-        Some(place) if names_others(&create) && !same_directory(&path, &place) => {
+        Some(place)
+            if (create.backing.is_some() || data_file.is_some()) && !same_directory(&path, &place) =>
+        {
             files.add(&place);
             (path, None)
         }
@@ -98,8 +104,13 @@ pub(super) async fn make(
     let new_data_file = data_file.as_deref().and_then(same_file::new_file_place);
 
     if let Some(new) = foreign {
-        let sink = begin_foreign(worker, &work_path, &create, &open, &new, &final_name).await?;
-        let made = Made { files, names, path: work_path, data_file: None, elsewhere };
+        let flat = data_file.as_deref().map(|path| new_file(path, &create)).transpose()?;
+        // Made just now: if this fails, it is gone again.
+        new_data_file.iter().for_each(|place| files.add(place));
+        let image = new_file(&work_path, &create)?;
+        let sink =
+            begin_foreign(worker, ForeignFiles { image, flat }, &create, &open, &new, &final_name).await?;
+        let made = Made { files, names, path: work_path, data_file, elsewhere };
         return Ok((sink, TargetContent::Zero, made));
     }
     let format = create.format;
@@ -147,30 +158,26 @@ pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClus
     Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer)))) })
 }
 
-/// Begins a new image of another program at `path`, whose name will be `name` at last.
+/// Begins a new image of another program, whose name will be `name` at last.
 async fn begin_foreign(
     worker: &Worker,
-    path: &Path,
+    files: ForeignFiles,
     create: &CreateOptions,
     open: &OpenOptions,
     new: &NewForeign,
     name: &str,
 ) -> Result<Sink> {
-    let (file, size) = (new_file(path, create)?, create.size.unwrap_or(0));
+    let size = create.size.unwrap_or(0);
     match new {
         NewForeign::Vmdk(vmdk) if new.is_stream() => {
-            let method = open.compress.zlib().map_err(|e| e.on(path))?;
+            let path = files.image.path().to_owned();
+            let method = open.compress.zlib().map_err(|e| e.on(&path))?;
             let packing = Packer::new(Some(method), &open.compress.pool, StreamWriter::BLOCK);
-            let writer = StreamWriter::new(file, vmdk, size, name)?;
+            let writer = StreamWriter::new(files.image, vmdk, size, name)?;
             let size = writer.virtual_size();
-            Ok(Sink::Stream {
-                path: path.to_owned(),
-                size,
-                packing,
-                writer: Mutex::new(Some(DiskOrder::Foreign(writer))),
-            })
+            Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Foreign(writer))) })
         }
-        _ => Ok(Sink::Blocks(BlockWriter::new(worker, file, new, size, name).await?)),
+        _ => Ok(Sink::Blocks(BlockWriter::new(worker, files, new, size, name).await?)),
     }
 }
 
@@ -210,11 +217,6 @@ impl Made {
 /// Bytes of the largest logical sector of the sources.
 pub(super) fn logical_sector(sources: &[Image]) -> u32 {
     sources.iter().map(Image::logical_sector_size).max().unwrap_or_default()
-}
-
-/// Whether the image names other files, which are looked for from the directory of its own name.
-fn names_others(create: &CreateOptions) -> bool {
-    create.backing.is_some() || create.data_file.is_some()
 }
 
 fn same_directory(a: &Path, b: &Path) -> bool {
