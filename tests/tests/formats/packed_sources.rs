@@ -472,6 +472,14 @@ fn damage_at_the_end_leaves_no_target() {
         for (what, bytes) in bad {
             std::fs::write(scratch.file("packed"), bytes).expect("scratch is writable");
             for format in ["raw", "qcow2", "vdi"] {
+                if packer.starts_with("gzip") && what.ends_with(" behind") {
+                    // As gunzip does.
+                    let out = zebu(dir, ["convert", "-O", format, "packed", "out"]).ok();
+                    assert!(out.stderr.contains("warning: 'packed'"), "{what}: {out}");
+                    assert_eq!(out.stderr.lines().count(), 1, "{what}: {out}");
+                    zebu(dir, ["compare", "raw", "out"]).ok();
+                    continue;
+                }
                 let out = zebu(dir, ["convert", "-O", format, "packed", "new"]).exits(1);
                 assert!(out.stderr.contains("can't unpack"), "{packer}, {what}: {out}");
                 assert!(!scratch.file("new").exists(), "{packer}, {what}");

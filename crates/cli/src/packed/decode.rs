@@ -1,9 +1,10 @@
 //! Streams of packed files: what they are, and their bytes.
 
 use bzip2::bufread::BzDecoder;
+use flate2::bufread::GzDecoder;
 use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
 use lz4_flex::frame::FrameDecoder;
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zebu::{PackedFormat, skippable_frame};
@@ -28,6 +29,10 @@ const MOST_EMPTY: u32 = 1000;
 /// frames.
 const MOST_BARREN_GZIP: u64 = 1 << 20;
 const MOST_BARREN_ZSTD: u64 = 256 << 20;
+/// The first bytes of a member of gzip.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 8];
+/// Bytes behind the last member that are looked at: are they zeroes? Fewer than may be barren.
+const SEEN_TAIL: u64 = 512 << 10;
 /// Largest window of zstd, as a power of two: 128 MiB, as much as `zstd -d` allows unasked.
 const ZSTD_WINDOW: u32 = 27;
 
@@ -56,9 +61,14 @@ impl Packing {
     }
 
     /// The unpacked bytes of `input`: of all streams in it, one behind the other. A stream that is cut off is an error.
-    pub(crate) fn decoder<'a>(self, input: impl BufRead + Send + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    /// Behind members of gzip, something else may lie: `on_tail` hears of it.
+    pub(crate) fn decoder<'a>(
+        self,
+        input: impl BufRead + Send + 'a,
+        on_tail: impl FnMut() + 'a,
+    ) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
-            Self::Gzip => Yielding::decoder(input, MOST_BARREN_GZIP, flate2::bufread::MultiGzDecoder::new),
+            Self::Gzip => Yielding::decoder(input, MOST_BARREN_GZIP, |input| Gzip::new(input, on_tail)),
             Self::Xz => Box::new(Xz { stream: None, input, empty: Empty::default() }),
             Self::Zstd => {
                 let context = zstd_context()?;
@@ -269,6 +279,62 @@ impl<R: BufRead> Read for Zstd<R> {
     }
 }
 
+/// The input from a member on whose first bytes were looked at.
+type Rest<R> = io::Chain<Cursor<Vec<u8>>, R>;
+
+/// Members of gzip. Something else behind them is ignored, as gunzip does: signed metadata, and what fills up a block.
+struct Gzip<R, T> {
+    /// Always there until the end.
+    decoder: Option<GzDecoder<Rest<R>>>,
+    /// Hears of what is ignored, unless that is zeroes and not much.
+    on_tail: T,
+    /// Bytes of this member.
+    bytes: u64,
+    empty: Empty,
+}
+
+impl<R: BufRead, T: FnMut()> Gzip<R, T> {
+    fn new(input: R, on_tail: T) -> Self {
+        let decoder = Some(GzDecoder::new(Cursor::new(Vec::<u8>::new()).chain(input)));
+        Self { decoder, on_tail, bytes: 0, empty: Empty::default() }
+    }
+
+    /// The next member, if one begins here.
+    fn next(&mut self, mut input: R) -> io::Result<Option<GzDecoder<Rest<R>>>> {
+        let mut first = Vec::new();
+        input.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut first)?;
+        if first == GZIP_MAGIC {
+            return Ok(Some(GzDecoder::new(Cursor::new(first).chain(input))));
+        }
+        if !first.is_empty() && GZIP_MAGIC.starts_with(&first) {
+            return Err(cut_off(Packing::Gzip));
+        }
+        let seen = input.take(SEEN_TAIL).read_to_end(&mut first)?;
+        if seen as u64 == SEEN_TAIL || first.iter().any(|byte| *byte != 0) {
+            (self.on_tail)();
+        }
+        Ok(None)
+    }
+}
+
+impl<R: BufRead, T: FnMut()> Read for Gzip<R, T> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            let read = decoder.read(out)?;
+            self.bytes += read as u64;
+            if read > 0 || out.is_empty() {
+                return Ok(read);
+            }
+            self.empty.note(std::mem::take(&mut self.bytes))?;
+            if let Some(ended) = self.decoder.take() {
+                let (_, input) = ended.into_inner().into_inner();
+                self.decoder = self.next(input)?;
+            }
+        }
+        Ok(0)
+    }
+}
+
 /// Streams of bzip2.
 struct Bzip2<R: BufRead> {
     /// Always there between two reads.
@@ -376,7 +442,7 @@ mod tests {
 
     fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
-        Packing::of(packed).unwrap().decoder(packed)?.read_to_end(&mut out)?;
+        Packing::of(packed).unwrap().decoder(packed, || {})?.read_to_end(&mut out)?;
         Ok(out)
     }
 
@@ -445,6 +511,34 @@ mod tests {
         let skipped = [0x53, 0x2a, 0x4d, 0x18, 0, 0, 0, 0].repeat(2000);
         let zstd = [&pack("zstd -c -q", &content)[..], &skipped].concat();
         assert!(unpack(&zstd).unwrap_err().to_string().contains("empty"));
+    }
+
+    #[test]
+    fn what_gunzip_ignores_is_ignored_and_told() {
+        let content = content(300_000);
+        let packed = pack("gzip -c", &content);
+        let more = |tail: &[u8]| [&packed[..], tail].concat();
+        // Another member behind zeroes is not looked for, and so its loss is told, as is that of what may follow many zeroes.
+        let hidden = [&[0; 5000][..], &packed].concat();
+        for (tail, is_told) in [
+            (&[0; 5000][..], false),
+            (&[0], false),
+            (&[0; 600_000], true),
+            (b"FWx0", true),
+            (b"\0\0\0{signed}", true),
+            (b"x", true),
+            (&hidden, true),
+        ] {
+            let (all, mut found, mut heard) = (more(tail), Vec::new(), 0);
+            let packing = Packing::of(&all).unwrap();
+            packing.decoder(&all[..], || heard += 1).unwrap().read_to_end(&mut found).unwrap();
+            assert!(found == content, "{}", tail.len());
+            assert_eq!(heard, i32::from(is_told), "{}", tail.len());
+        }
+        // The start of another member is no such thing.
+        for cut in [1, 2, 3, 9, 18, packed.len() / 2] {
+            assert!(unpack(&more(&packed[..cut])).is_err(), "{cut}");
+        }
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use super::decode::Packing;
 use super::range_reader::RangeReader;
 use super::tar::Range;
+use crate::output::stderr;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zebu::jobs::Cancel;
 use zebu::looks_raw;
 
@@ -23,6 +25,30 @@ pub(super) struct Source {
     pub(super) packing: Packing,
     /// Ends every read of it, also where nothing comes out.
     pub(super) cancel: Cancel,
+    pub(super) tail: Tail,
+}
+
+/// A warning of what lies behind the packed bytes, which is told once.
+#[derive(Debug, Clone)]
+pub(super) struct Tail {
+    /// The file as the user named it.
+    file: PathBuf,
+    is_told: Arc<AtomicBool>,
+}
+
+impl Tail {
+    pub(super) fn of(file: PathBuf) -> Self {
+        Self { file, is_told: Arc::default() }
+    }
+
+    fn tell(&self) {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            stderr::tell(&format!(
+                "warning: '{}': something else lies behind what gzip packed; it is ignored, as gunzip does",
+                self.file.display()
+            ));
+        }
+    }
 }
 
 /// The reason why a packed file can't be read in order.
@@ -48,7 +74,8 @@ impl Source {
     pub(super) fn decoder(&self, read: Arc<AtomicU64>) -> io::Result<Box<dyn Read>> {
         let input = RangeReader::new(Arc::clone(&self.file), self.range);
         let input = Counted { input, read, cancel: self.cancel.clone() };
-        self.packing.decoder(BufReader::with_capacity(INPUT, input))
+        let tail = self.tail.clone();
+        self.packing.decoder(BufReader::with_capacity(INPUT, input), move || tail.tell())
     }
 
     fn damaged(&self, error: &io::Error) -> Fault {

@@ -25,7 +25,7 @@ use crate::program;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
-use decoding::{Fault, Length, Source};
+use decoding::{Fault, Length, Source, Tail};
 use range_reader::RangeReader;
 use registry::Unpacked;
 use spill::Stopped;
@@ -166,7 +166,7 @@ pub(crate) fn prepare(
         let first = layer.first_bytes().map_err(|e| fail(&e.to_string()))?;
         if let Some(packing) = Packing::of(&first) {
             let reader = reader()?;
-            let source = layer.source(packing, watch);
+            let source = layer.source(packing, path, watch);
             if is_raw_stream(spec, reader.order, &source).map_err(&failed)? {
                 streamed = Some((source, reader));
                 layers += 1;
@@ -298,9 +298,9 @@ impl Layer {
         Ok(first)
     }
 
-    fn source(&self, packing: Packing, watch: &Watch) -> Source {
+    fn source(&self, packing: Packing, path: &Path, watch: &Watch) -> Source {
         let (file, cancel) = (Arc::clone(&self.file), watch.cancel().clone());
-        Source { file, range: self.range, packing, cancel }
+        Source { file, range: self.range, packing, cancel, tail: Tail::of(path.to_owned()) }
     }
 
     /// Unpacks a source. The error has a reason unless it was cancelled.

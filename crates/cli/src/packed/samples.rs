@@ -1,7 +1,7 @@
 //! Samples for tests: files of the usual packers, and what is in them.
 
 use super::decode::Packing;
-use super::decoding::Source;
+use super::decoding::{Source, Tail};
 use super::tar::Range;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -43,5 +43,5 @@ pub(super) fn source(packed: &[u8]) -> Source {
     file.write_all(packed).expect("just made");
     let range = Range { start: 0, len: packed.len() as u64 };
     let packing = Packing::of(packed).unwrap_or(Packing::Xz);
-    Source { file: Arc::new(file), range, packing, cancel: Cancel::new() }
+    Source { file: Arc::new(file), range, packing, cancel: Cancel::new(), tail: Tail::of("sample".into()) }
 }
