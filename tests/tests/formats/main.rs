@@ -1,5 +1,6 @@
 //! Formats of other programs, packed disks and hostile files.
 
+mod appliances;
 mod bad_input;
 mod foreign_damage;
 mod foreign_matrix;

@@ -1,8 +1,8 @@
 //! The bytes of a packed file from the start on, with a look at its end: is it what it was taken for?
 
 use super::decode::Packing;
+use super::pieces::Pieces;
 use super::range_reader::RangeReader;
-use super::tar::Range;
 use crate::output::stderr;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -21,7 +21,7 @@ const INPUT: usize = 256 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     pub(super) file: Arc<File>,
-    pub(super) range: Range,
+    pub(super) bytes: Arc<Pieces>,
     pub(super) packing: Packing,
     /// Ends every read of it, also where nothing comes out.
     pub(super) cancel: Cancel,
@@ -72,7 +72,7 @@ impl Source {
 
     /// `read` counts the packed bytes that were read.
     pub(super) fn decoder(&self, read: Arc<AtomicU64>) -> io::Result<Box<dyn Read>> {
-        let input = RangeReader::new(Arc::clone(&self.file), self.range);
+        let input = RangeReader::new(Arc::clone(&self.file), Arc::clone(&self.bytes));
         let input = Counted { input, read, cancel: self.cancel.clone() };
         let tail = self.tail.clone();
         self.packing.decoder(BufReader::with_capacity(INPUT, input), move || tail.tell())
@@ -154,7 +154,7 @@ impl Decoding {
     /// Bytes that there are likely to be, if the rest is packed as what was read.
     pub(super) fn likely_end(&self) -> u64 {
         let read = u128::from(self.read.load(Ordering::Relaxed).max(1));
-        let likely = u128::from(self.position) * u128::from(self.source.range.len) / read;
+        let likely = u128::from(self.position) * u128::from(self.source.bytes.len()) / read;
         u64::try_from(likely).unwrap_or(u64::MAX).min(self.length.most())
     }
 

@@ -3,9 +3,12 @@
 //! A raw disk is unpacked while it is read in order. Other images are read at any place, so they are unpacked into a file
 //! without a name first. A member of a tar file is read where it lies.
 
+mod choice;
 mod decode;
 mod decoding;
+mod manifest;
 mod ovf;
+mod pieces;
 mod range_reader;
 mod recent;
 pub(crate) mod registry;
@@ -20,23 +23,21 @@ mod window;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::named_disks::is_remote;
-use crate::output::printable::printable;
 use crate::program;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
 use decoding::{Fault, Length, Source, Tail};
+use pieces::{Pieces, Range};
 use range_reader::RangeReader;
 use registry::Unpacked;
 use spill::Stopped;
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stream::PackedStream;
-use tar::{Member, Range};
 use window::Window;
 use zebu::jobs::SourceEnd;
 use zebu::{Access, Format, PackedFormat, looks_raw};
@@ -45,14 +46,10 @@ use zebu::{Access, Format, PackedFormat, looks_raw};
 const MOST_LAYERS: usize = 4;
 /// Bytes that packings are known by.
 const SNIFFED: u64 = 4096;
-/// Bytes of an OVF descriptor.
-const MOST_DESCRIPTOR: u64 = 1 << 20;
 /// Bytes that are unpacked where neither an option nor the target bounds them.
 const MOST_UNPACKED: u64 = 256 << 30;
 /// Bytes of an image beside those of its disk, at most as many.
 const BESIDE_DISK: u64 = 64 << 20;
-/// Names that an error lists.
-const MOST_LISTED: usize = 20;
 
 /// Options of commands whose sources may be packed.
 #[derive(Debug, clap::Args)]
@@ -154,8 +151,8 @@ pub(crate) fn prepare(
     }
     let Ok(file) = File::open(path) else { return Ok(Prepared::default()) };
     let original = file.metadata().map_err(|e| fail(&e.to_string()))?;
-    let range = Range { start: 0, len: original.len() };
-    let mut layer = Layer { range, file: Arc::new(file), is_whole: false };
+    let bytes = Arc::new(Pieces::of(Range { start: 0, len: original.len() }));
+    let mut layer = Layer { bytes, file: Arc::new(file), is_whole: false };
     let (mut layers, mut member_found) = (0, false);
     let is_target = || {
         std::fs::metadata(target)
@@ -164,7 +161,11 @@ pub(crate) fn prepare(
     let mut streamed = None;
     loop {
         let first = layer.first_bytes().map_err(|e| fail(&e.to_string()))?;
-        if let Some(packing) = Packing::of(&first) {
+        let packing = Packing::of(&first);
+        if packing.is_some() && layer.bytes.has_holes() {
+            return Err(fail("it is packed within a sparse member of a tar file: unpack that first"));
+        }
+        if let Some(packing) = packing {
             let reader = reader()?;
             let source = layer.source(packing, path, watch);
             if is_raw_stream(spec, reader.order, &source).map_err(&failed)? {
@@ -178,9 +179,9 @@ pub(crate) fn prepare(
                 None => Failure::interrupted(),
             })?;
         } else if PackedFormat::of(&first) == Some(PackedFormat::Tar) {
-            let member = choose(&layer, args.member.as_deref()).map_err(|reason| fail(&reason))?;
+            let chosen = choice::choose(&layer.file, &layer.bytes, args.member.as_deref(), watch);
             member_found = true;
-            layer.range = member.range;
+            layer.bytes = Arc::new(chosen.map_err(&failed)?);
             layer.is_whole = false;
         } else {
             break;
@@ -210,7 +211,7 @@ pub(crate) fn prepare(
     } else if layer.is_whole {
         Unpacked::Whole(layer.file)
     } else {
-        Unpacked::Window(Window::new(layer.file, layer.range).map_err(|e| fail(&e.to_string()))?)
+        Unpacked::Window(Window::new(layer.file, layer.bytes).map_err(|e| fail(&e.to_string()))?)
     };
     registry::note(path, unpacked);
     Ok(prepared)
@@ -286,7 +287,7 @@ fn length_of(args: &PackedArgs, source: &Source, reader: Reader) -> Result<Lengt
 /// A file without the packings that were taken away around it.
 struct Layer {
     file: Arc<File>,
-    range: Range,
+    bytes: Arc<Pieces>,
     /// Whether it is all of the file, which has no name.
     is_whole: bool,
 }
@@ -294,13 +295,13 @@ struct Layer {
 impl Layer {
     fn first_bytes(&self) -> io::Result<Vec<u8>> {
         let mut first = Vec::new();
-        RangeReader::new(&*self.file, self.range).take(SNIFFED).read_to_end(&mut first)?;
+        RangeReader::new(&*self.file, &*self.bytes).take(SNIFFED).read_to_end(&mut first)?;
         Ok(first)
     }
 
     fn source(&self, packing: Packing, path: &Path, watch: &Watch) -> Source {
-        let (file, cancel) = (Arc::clone(&self.file), watch.cancel().clone());
-        Source { file, range: self.range, packing, cancel, tail: Tail::of(path.to_owned()) }
+        let (file, bytes) = (Arc::clone(&self.file), Arc::clone(&self.bytes));
+        Source { file, bytes, packing, cancel: watch.cancel().clone(), tail: Tail::of(path.to_owned()) }
     }
 
     /// Unpacks a source. The error has a reason unless it was cancelled.
@@ -319,66 +320,7 @@ impl Layer {
             Stopped::Source(error) => Some(format!("can't unpack the {} file: {error}", packing.name())),
             Stopped::Target(error) => Some(format!("{beside}: {error}")),
         })?;
-        Ok(Self { file: Arc::new(out), range: Range { start: 0, len }, is_whole: true })
+        let bytes = Arc::new(Pieces::of(Range { start: 0, len }));
+        Ok(Self { file: Arc::new(out), bytes, is_whole: true })
     }
-}
-
-/// The member of a tar file that is asked for, or else the one disk in it.
-fn choose(layer: &Layer, asked: Option<&str>) -> Result<Member, String> {
-    let members = last_of_each(tar::members(&layer.file, layer.range).map_err(|e| e.to_string())?);
-    let named = |name: &str| members.iter().find(|member| plain(&member.name) == plain(name)).cloned();
-    let list = |names: &mut dyn Iterator<Item = &str>| {
-        let names: Vec<String> = names.take(MOST_LISTED).map(printable_name).collect();
-        names.join(", ")
-    };
-    let all = || list(&mut members.iter().map(|member| member.name.as_str()));
-    if let Some(name) = asked {
-        return named(name).ok_or_else(|| format!("the tar file has no member '{name}': it has {}", all()));
-    }
-    let descriptor = members.iter().find(|member| member.name.to_ascii_lowercase().ends_with(".ovf"));
-    let Some(descriptor) = descriptor else {
-        return match &members[..] {
-            [only] => Ok(only.clone()),
-            [] => Err("the tar file is empty".to_owned()),
-            _ => Err(format!("choose one of the members of the tar file with --member: {}", all())),
-        };
-    };
-    if descriptor.range.len > MOST_DESCRIPTOR {
-        return Err(format!("the OVF descriptor has {} bytes", descriptor.range.len));
-    }
-    let mut text = Vec::new();
-    let read = RangeReader::new(&*layer.file, descriptor.range).read_to_end(&mut text);
-    read.map_err(|e| e.to_string())?;
-    let disks = ovf::disk_files(&String::from_utf8_lossy(&text));
-    match &disks[..] {
-        [only] => named(only).ok_or_else(|| {
-            format!(
-                "the OVF names the disk '{}', which is not in the file: it has {}",
-                printable(only),
-                all()
-            )
-        }),
-        [] => Err(format!("the OVF names no disk: choose a member with --member: {}", all())),
-        _ => {
-            let names = list(&mut disks.iter().map(String::as_str));
-            Err(format!("the OVF names several disks: choose one with --member: {names}"))
-        }
-    }
-}
-
-fn plain(name: &str) -> &str {
-    name.strip_prefix("./").unwrap_or(name)
-}
-
-/// The last member of each name, which is the one that unpacking leaves.
-fn last_of_each(mut members: Vec<Member>) -> Vec<Member> {
-    let mut known = HashSet::new();
-    members.reverse();
-    members.retain(|member| known.insert(plain(&member.name).to_owned()));
-    members.reverse();
-    members
-}
-
-fn printable_name(name: &str) -> String {
-    format!("'{}'", printable(name))
 }

@@ -1,25 +1,71 @@
 //! The disks that an OVF descriptor names.
 
-/// The names of the files of its disks, each once.
-pub(crate) fn disk_files(text: &str) -> Vec<String> {
-    let elements = elements(text);
+use encoding_rs::{Encoding, UTF_8, UTF_16LE};
+use std::collections::{HashMap, HashSet};
+
+/// Bytes in which XML says how it is encoded.
+const DECLARATION: usize = 200;
+
+/// The file of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DiskFile {
+    pub(crate) name: String,
+    /// Its bytes, if they are told.
+    pub(crate) size: Option<u64>,
+}
+
+/// The text of a descriptor, and its encoding: as its first bytes tell, or UTF-8.
+pub(crate) fn decode(bytes: &[u8]) -> (String, &'static Encoding) {
+    let start = String::from_utf8_lossy(&bytes[..bytes.len().min(DECLARATION)]);
+    let declared = start.split('>').next().and_then(|tag| attribute(tag, "encoding"));
+    let told = match declared {
+        _ if bytes.starts_with(b"<\0") => UTF_16LE,
+        Some(label) => for_label(&label).unwrap_or(UTF_8),
+        None => UTF_8,
+    };
+    let (text, encoding, _) = told.decode(bytes);
+    (text.into_owned(), encoding)
+}
+
+fn for_label(label: &str) -> Option<&'static Encoding> {
+    Encoding::for_label(label.as_bytes()).filter(|told| told.is_ascii_compatible())
+}
+
+/// The files of its disks, each once.
+pub(crate) fn disk_files(text: &str) -> Vec<DiskFile> {
+    let text = without_comments(text);
+    let elements = elements(&text);
     let of = |wanted: &'static str| {
         elements
             .iter()
             .filter(move |(name, _)| name.rsplit(':').next() == Some(wanted))
             .map(|(_, rest)| *rest)
     };
-    let mut found = Vec::new();
+    let mut files = HashMap::new();
+    for file in of("File") {
+        if let Some(id) = attribute(file, "id") {
+            files.entry(id).or_insert(file);
+        }
+    }
+    let (mut found, mut names) = (Vec::new(), HashSet::new());
     for disk in of("Disk") {
         let Some(reference) = attribute(disk, "fileRef") else { continue };
-        let file = of("File").find(|file| attribute(file, "id").as_deref() == Some(&reference));
-        if let Some(name) = file.and_then(|file| attribute(file, "href"))
-            && !found.contains(&name)
+        let file = files.get(&reference);
+        if let Some((name, file)) = file.and_then(|file| Some((attribute(file, "href")?, file)))
+            && names.insert(name.clone())
         {
-            found.push(name);
+            let size = attribute(file, "size").and_then(|size| size.parse().ok());
+            found.push(DiskFile { name, size });
         }
     }
     found
+}
+
+fn without_comments(text: &str) -> String {
+    let mut parts = text.split("<!--");
+    let first = parts.next().unwrap_or_default();
+    let rest = parts.filter_map(|part| part.split_once("-->").map(|(_, behind)| behind));
+    std::iter::once(first).chain(rest).collect()
 }
 
 /// The names of elements, and the rest of their tags.
@@ -55,15 +101,47 @@ fn attribute(tag: &str, wanted: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn names(text: &str) -> Vec<String> {
+        disk_files(text).into_iter().map(|file| file.name).collect()
+    }
+
     #[test]
     fn the_disks_of_a_descriptor_are_found_whatever_its_prefixes() {
         let text = r#"<?xml version="1.0"?><Envelope xmlns:ovf="x"><References>
             <File ovf:href="a &amp; b.vmdk" ovf:id="file1" ovf:size="5"/><ovf:File href='notes.txt' id='n'/>
+            <!-- <File ovf:id="file2" ovf:href="old.vmdk"/> -->
             <File ovf:id="file2" ovf:href="second.vmdk"/></References>
-            <DiskSection><Info>disks</Info><Disk ovf:diskId="d1" ovf:fileRef="file1"/>
+            <DiskSection><Info>disks</Info><Disk ovf:diskId="d1" ovf:fileRef="file1"/><!--<Disk fileRef="n"/>-->
             <ovf:Disk ovf:capacity="1" fileRef="file2"></ovf:Disk><Disk ovf:diskId="empty"/></DiskSection></Envelope>"#;
-        assert_eq!(disk_files(text), ["a & b.vmdk", "second.vmdk"]);
-        assert!(disk_files("").is_empty() && disk_files("<Disk fileRef=").is_empty());
-        assert!(disk_files("<Disk fileRef=\"x\"/><File id=\"x\" href=\"/etc/passwd").is_empty());
+        assert_eq!(names(text), ["a & b.vmdk", "second.vmdk"]);
+        assert_eq!(disk_files(text)[0].size, Some(5));
+        assert!(names("").is_empty() && names("<Disk fileRef=").is_empty());
+        assert!(names("<Disk fileRef=\"x\"/><File id=\"x\" href=\"/etc/passwd").is_empty());
+    }
+
+    /// As many as there is room for: looking for each file among all of them would take minutes.
+    #[test]
+    fn many_disks_and_files_are_matched_at_once() {
+        let files: String = (0..20_000).map(|number| format!("<File id='{number}' href='f'/>")).collect();
+        let disks: String = (0..20_000).map(|number| format!("<Disk fileRef='{number}'/>")).collect();
+        let started = std::time::Instant::now();
+        assert_eq!(names(&(files + &disks)), ["f"]);
+        assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn descriptors_are_decoded_as_they_say() {
+        let text = |encoding: &str| {
+            format!(
+                "<?xml version='1.0' encoding=\"{encoding}\"?><File id='f' href='Müller.vmdk'/><Disk fileRef='f'/>"
+            )
+        };
+        let in_utf16: Vec<u8> = text("UTF-16").encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let marked = [b"\xff\xfe", &in_utf16[..]].concat();
+        let in_1252 = encoding_rs::WINDOWS_1252.encode(&text("windows-1252")).0.into_owned();
+        let plain = text("UTF-8").into_bytes();
+        for bytes in [plain.clone(), [b"\xef\xbb\xbf", &plain[..]].concat(), in_1252, in_utf16, marked] {
+            assert_eq!(names(&decode(&bytes).0), ["Müller.vmdk"], "{bytes:?}");
+        }
     }
 }

@@ -1,29 +1,29 @@
-//! Reads of a part of a file.
+//! Reads of a part of a file, in order.
 
-use super::tar::Range;
+use super::pieces::Pieces;
 use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 
-/// A part of a file, read in order.
-pub(crate) struct RangeReader<F> {
+/// Pieces of a file, read in order.
+pub(crate) struct RangeReader<F, P> {
     file: F,
+    bytes: P,
     at: u64,
-    end: u64,
 }
 
-impl<F: Borrow<File>> RangeReader<F> {
-    pub(crate) fn new(file: F, range: Range) -> Self {
-        Self { file, at: range.start, end: range.start.saturating_add(range.len) }
+impl<F: Borrow<File>, P: Borrow<Pieces>> RangeReader<F, P> {
+    pub(crate) fn new(file: F, bytes: P) -> Self {
+        Self { file, bytes, at: 0 }
     }
 }
 
-impl<F: Borrow<File>> Read for RangeReader<F> {
+impl<F: Borrow<File>, P: Borrow<Pieces>> Read for RangeReader<F, P> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let len = out.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let read = self.file.borrow().read_at(&mut out[..len], self.at)?;
-        self.at += read as u64;
-        Ok(read)
+        let bytes = self.bytes.borrow();
+        let len = out.len().min(usize::try_from(bytes.len() - self.at).unwrap_or(usize::MAX));
+        bytes.read_exact_at(self.file.borrow(), &mut out[..len], self.at)?;
+        self.at += len as u64;
+        Ok(len)
     }
 }

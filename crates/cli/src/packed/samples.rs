@@ -2,7 +2,7 @@
 
 use super::decode::Packing;
 use super::decoding::{Source, Tail};
-use super::tar::Range;
+use super::pieces::{Pieces, Range};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(super) fn content(len: usize) -> Vec<u8> {
 pub(super) fn source(packed: &[u8]) -> Source {
     let mut file = tempfile::tempfile().expect("the directory of temporary files is writable");
     file.write_all(packed).expect("just made");
-    let range = Range { start: 0, len: packed.len() as u64 };
+    let bytes = Arc::new(Pieces::of(Range { start: 0, len: packed.len() as u64 }));
     let packing = Packing::of(packed).unwrap_or(Packing::Xz);
-    Source { file: Arc::new(file), range, packing, cancel: Cancel::new(), tail: Tail::of("sample".into()) }
+    Source { file: Arc::new(file), bytes, packing, cancel: Cancel::new(), tail: Tail::of("sample".into()) }
 }

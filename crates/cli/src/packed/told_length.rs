@@ -4,7 +4,6 @@
 use super::decode::Packing;
 use super::decoding::Source;
 use std::io;
-use std::os::unix::fs::FileExt;
 use zebu::skippable_frame;
 
 /// Bytes of a header, and of a footer, of a stream of xz.
@@ -33,12 +32,12 @@ impl<'a> Nearby<'a> {
 
     /// So many bytes at an offset of the range, if it has them; at most [`PIECE`].
     fn get(&mut self, at: u64, len: usize) -> Option<&[u8]> {
-        let end = at.checked_add(len as u64).filter(|end| *end <= self.source.range.len)?;
+        let end = at.checked_add(len as u64).filter(|end| *end <= self.source.bytes.len())?;
         let piece_end = self.at + self.piece.len() as u64;
         if at < self.at || end > piece_end {
             // Forward or backward, the next reads are near.
             self.at = if at < self.at { end.saturating_sub(PIECE) } else { at };
-            self.piece.resize(PIECE.min(self.source.range.len - self.at) as usize, 0);
+            self.piece.resize(PIECE.min(self.source.bytes.len() - self.at) as usize, 0);
             self.source.read_at(&mut self.piece, self.at).ok()?;
         }
         self.piece.get((at - self.at) as usize..)?.get(..len)
@@ -57,19 +56,16 @@ impl Source {
 
     /// Reads at an offset of the range, which all of `out` must lie in.
     fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
-        if at.checked_add(out.len() as u64).is_none_or(|end| end > self.range.len) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
         if self.cancel.is_cancelled() {
             return Err(io::Error::other("given up"));
         }
-        self.file.read_exact_at(out, self.range.start + at)
+        self.bytes.read_exact_at(&self.file, out, at)
     }
 
     /// The sum over all streams, the last one first. Between streams there may be zeroes.
     fn told_by_indexes(&self) -> Option<u64> {
         let mut nearby = Nearby::new(self);
-        let (mut end, mut total, mut padding) = (self.range.len, 0u64, 0);
+        let (mut end, mut total, mut padding) = (self.bytes.len(), 0u64, 0);
         while end > 0 {
             let footer_at = end.checked_sub(XZ_EDGE)?;
             let footer = nearby.get(footer_at, XZ_EDGE as usize)?;
@@ -104,11 +100,11 @@ impl Source {
     fn told_by_frames(&self) -> Option<u64> {
         let mut nearby = Nearby::new(self);
         let (mut at, mut total, mut padding) = (0u64, 0u64, 0);
-        while at < self.range.len {
+        while at < self.bytes.len() {
             if padding > MOST_PADDING {
                 return None;
             }
-            let len = ZSTD_HEADER.min((self.range.len - at) as usize);
+            let len = ZSTD_HEADER.min((self.bytes.len() - at) as usize);
             let header = nearby.get(at, len)?;
             if let Some(skipped) = skippable_frame(header) {
                 padding += 8;
@@ -120,7 +116,7 @@ impl Source {
             total = total.checked_add(content)?;
             at = end_of_frame(&mut nearby, at, descriptor, &mut padding)?;
         }
-        (at == self.range.len).then_some(total)
+        (at == self.bytes.len()).then_some(total)
     }
 }
 
@@ -182,8 +178,9 @@ fn take_number(bytes: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::packed::decoding::Source;
+    use crate::packed::pieces::{Pieces, Range};
     use crate::packed::samples::{content, pack, source};
-    use crate::packed::tar::Range;
+    use std::sync::Arc;
     use std::time::Duration;
 
     fn told(packed: &[u8]) -> Option<u64> {
@@ -248,7 +245,8 @@ mod tests {
         let packed = pack("xz -c -0", &content(5000));
         let hole = source(&packed);
         hole.file.set_len(1 << 40).unwrap();
-        let hole = Source { range: Range { start: 0, len: 1 << 40 }, ..hole };
+        let bytes = Arc::new(Pieces::of(Range { start: 0, len: 1 << 40 }));
+        let hole = Source { bytes, ..hole };
         let padded = [&packed[..], &vec![0; 1 << 20]].concat();
         let empty = pack("xz -c", b"").repeat(50_000);
         let first = pack("zstd -c -q", b"");
@@ -285,8 +283,7 @@ mod tests {
         let whole = [&[7; 100][..], &packed, &[9; 100]].concat();
         let mut part: Source = source(&whole);
         part.packing = Packing::Xz;
-        part.range.start = 100;
-        part.range.len = packed.len() as u64;
+        part.bytes = Arc::new(Pieces::of(Range { start: 100, len: packed.len() as u64 }));
         assert_eq!(part.told_length(), Some(5000));
     }
 }

@@ -1,9 +1,8 @@
 //! A part of a file as a file of its own, for reading: a member of a tar file, in place.
 
-use super::tar::Range;
+use super::pieces::Pieces;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,44 +15,48 @@ static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
 
 /// The window.
 pub(crate) struct Window {
-    len: u64,
+    bytes: Arc<Pieces>,
     identity: u64,
     work: Mutex<Sender<Completer>>,
 }
 
 impl Window {
-    /// The window on a range that lies within the file.
-    pub(crate) fn new(file: Arc<File>, range: Range) -> io::Result<Arc<Self>> {
+    /// The window on pieces that lie within the file.
+    pub(crate) fn new(file: Arc<File>, bytes: Arc<Pieces>) -> io::Result<Arc<Self>> {
         let (work, queue) = channel::<Completer>();
         let queue = Arc::new(Mutex::new(queue));
         for number in 0..THREADS {
-            let (file, queue) = (Arc::clone(&file), Arc::clone(&queue));
+            let (file, bytes, queue) = (Arc::clone(&file), Arc::clone(&bytes), Arc::clone(&queue));
             std::thread::Builder::new().name(format!("zebu-member-{number}")).spawn(move || {
                 loop {
                     let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     // The window was closed.
                     let Ok(request) = next else { return };
-                    serve(&file, range, request);
+                    serve(&file, &bytes, request);
                 }
             })?;
         }
         let identity = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Self { len: range.len, identity, work: Mutex::new(work) }))
+        Ok(Arc::new(Self { bytes, identity, work: Mutex::new(work) }))
     }
 }
 
-fn serve(file: &File, range: Range, mut request: Completer) {
+fn serve(file: &File, bytes: &Pieces, mut request: Completer) {
     let done = match request.op() {
-        StorageOp::Read { offset, len } if offset.checked_add(len).is_some_and(|end| end <= range.len) => {
-            let mut at = range.start + offset;
+        StorageOp::Read { offset, len } if offset.checked_add(len).is_some_and(|end| end <= bytes.len()) => {
+            let mut at = offset;
             let read = request.bufs_mut().parts_mut().iter_mut().try_for_each(|buffer| {
-                file.read_exact_at(buffer.as_mut_slice(), at)?;
+                bytes.read_exact_at(file, buffer.as_mut_slice(), at)?;
                 at += buffer.len() as u64;
                 Ok::<(), io::Error>(())
             });
             read.map(|()| StorageDone::Moved(len)).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
         }
         StorageOp::Read { .. } => Err(libc::EINVAL),
+        StorageOp::ExtentAt { offset } => {
+            let (len, hole) = bytes.run_at(offset);
+            Ok(StorageDone::Extent { len, hole })
+        }
         StorageOp::Flush => Ok(StorageDone::Done),
         _ => Err(libc::EROFS),
     };
@@ -62,7 +65,7 @@ fn serve(file: &File, range: Range, mut request: Completer) {
 
 impl Storage for Window {
     fn len(&self) -> u64 {
-        self.len
+        self.bytes.len()
     }
 
     fn identity(&self) -> u64 {
@@ -70,7 +73,7 @@ impl Storage for Window {
     }
 
     fn abilities(&self) -> StorageAbilities {
-        StorageAbilities::empty()
+        if self.bytes.has_holes() { StorageAbilities::EXTENTS } else { StorageAbilities::empty() }
     }
 
     fn submit(&self, _: StorageOp, done: Completer) {
