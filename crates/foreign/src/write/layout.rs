@@ -38,16 +38,15 @@ impl Layout {
             NewImage::Vmdk(_) if image.is_stream() => {
                 return Err(Error::unsupported("a streamOptimized VMDK is written in the order of its disk"));
             }
-            NewImage::Vmdk(new) => match image.flat_name(name) {
-                Some(flat) => {
+            NewImage::Vmdk(new) => {
+                if let Some(flat) = image.flat_name(name) {
                     let (places, text) = vmdk::flat(new, size, &flat, birth)?;
                     (places, Tables::FlatVmdk { text })
-                }
-                None => {
+                } else {
                     let (places, tables) = vmdk::layout(new, size, name, birth)?;
                     (places, Tables::Vmdk(tables))
                 }
-            },
+            }
             NewImage::Vhdx(new) => {
                 let (places, tables) = vhdx::layout(new, size, birth)?;
                 (places, Tables::Vhdx(tables))

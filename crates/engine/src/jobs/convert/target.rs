@@ -106,7 +106,9 @@ pub(super) async fn make(
     if let Some(new) = foreign {
         let flat = data_file.as_deref().map(|path| new_file(path, &create)).transpose()?;
         // Made just now: if this fails, it is gone again.
-        new_data_file.iter().for_each(|place| files.add(place));
+        if let Some(place) = &new_data_file {
+            files.add(place);
+        }
         let image = new_file(&work_path, &create)?;
         let sink =
             begin_foreign(worker, ForeignFiles { image, flat }, &create, &open, &new, &final_name).await?;
