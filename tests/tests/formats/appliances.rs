@@ -274,8 +274,10 @@ fn what_a_manifest_tells_of_is_checked() {
     write(dir, "disk.raw", &expected);
     write(dir, "notes", "a note");
     let ovf = OVF.replace("HREF", "disk.raw");
-    let sum =
-        |bytes: &[u8]| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let sum = |bytes: &[u8]| {
+        let digits = Sha256::digest(bytes).into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect::<String>()
+    };
     let (of_ovf, of_disk, other) = (sum(ovf.as_bytes()), sum(&expected), sum(b"other"));
     let with = |manifest: String| {
         write(dir, "box.mf", manifest);

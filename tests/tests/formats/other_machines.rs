@@ -156,7 +156,7 @@ fn a_parent_is_found_beside_the_image_or_named() {
     }
 }
 
-/// What is beside the image is opened under the rule of every name, and a loop of parents ends.
+/// Opens what is beside the image under the rule of every name, and ends a loop of parents.
 #[test]
 fn parents_beside_the_image_reach_nothing_that_names_may_not() {
     let scratch = Scratch::new("elsewhere");

@@ -255,7 +255,7 @@ fn a_file_system_without_locks_is_no_reason_to_refuse() {
         let write = ["io", "-f", "raw", file, "-c", "write -P 7 0 64k", "-c", "flush"];
         warned(zebu(dir, write).ok());
         warned(zebu(dir, ["convert", "-f", "raw", "-O", "raw", file, "copy"]).ok());
-        assert!(std::fs::read(dir.join("copy")).expect("just made")[..65536] == [7; 65536]);
+        assert!(std::fs::read(dir.join("copy")).expect("just made")[..65536] == vec![7; 65536]);
         let unlocked = zebu(dir, ["convert", "-U", "-f", "raw", "-O", "raw", file, "copy"]).ok();
         assert!(unlocked.stderr.is_empty(), "{unlocked}");
     }

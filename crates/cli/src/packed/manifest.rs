@@ -85,8 +85,10 @@ impl Told {
             }
             let read = reader.read(&mut piece)?;
             if read == 0 {
-                let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-                return Ok(Some(hex == self.digest));
+                let digest = digest.finalize();
+                let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+                let hex = digits.map(|digit| char::from_digit(digit.into(), 16));
+                return Ok(Some(hex.eq(self.digest.chars().map(Some))));
             }
             digest.update(&piece[..read]);
             done += read as u64;

@@ -6,6 +6,7 @@ use super::pieces::{Pieces, Range};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 use zebu::jobs::Cancel;
 
 /// The output of a program that packs.
@@ -44,4 +45,10 @@ pub(super) fn source(packed: &[u8]) -> Source {
     let bytes = Arc::new(Pieces::of(Range { start: 0, len: packed.len() as u64 }));
     let packing = Packing::of(packed).unwrap_or(Packing::Xz);
     Source { file: Arc::new(file), bytes, packing, cancel: Cancel::new(), tail: Tail::of("sample".into()) }
+}
+
+/// Processor time of this thread.
+pub(super) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
