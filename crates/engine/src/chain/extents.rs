@@ -56,6 +56,15 @@ struct Tree {
     hits_seen: u64,
 }
 
+impl Tree {
+    /// The run that has `unit`, and how many clusters of it lie before that.
+    fn run_of(&self, unit: u64) -> Option<(u64, Entry)> {
+        let (first, entry) = self.entries.range(..=unit).next_back()?;
+        let ahead = unit - first;
+        (ahead < u64::from(entry.units)).then_some((ahead, *entry))
+    }
+}
+
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Shard {
@@ -108,14 +117,16 @@ impl Extents {
             return None;
         }
         let mut tree = lock(shard);
-        let (first, entry) = tree.entries.range(..=unit).next_back()?;
-        let ahead = unit - first;
-        if ahead >= u64::from(entry.units) {
-            return None;
-        }
+        let (ahead, entry) = tree.run_of(unit)?;
         let found = (entry.place().advanced(ahead << self.unit_bits), u64::from(entry.units) - ahead);
         tree.hits += 1;
         Some(found)
+    }
+
+    /// Whether a run has `unit`.
+    pub(crate) fn has(&self, unit: u64) -> bool {
+        let shard = self.shard(unit);
+        shard.len.load(Relaxed) > 0 && lock(shard).run_of(unit).is_some()
     }
 
     /// Takes memory for some more entries if there are few left. No lock is held.

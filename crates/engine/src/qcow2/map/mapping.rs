@@ -60,6 +60,9 @@ impl Qcow2 {
         guest: u64,
         max_len: u64,
     ) -> Result<(Run, u64)> {
+        if let Some(chain_index) = self.map.chain() {
+            chain_index.extents().top_up();
+        }
         let mut _loaded = None;
         // A further turn follows if the tables were replaced in between.
         loop {
@@ -87,6 +90,7 @@ impl Qcow2 {
         if let Some(chain_index) = self.map.chain()
             && chain_index.derived_from() == DerivedFrom::Tables
             && found.is_ok()
+            && !chain_index.extents().has(guest >> self.geometry().cluster_bits)
         {
             self.index_run(chain_index, slice, index, guest);
         }
