@@ -5,6 +5,7 @@ use crate::built_tools;
 use crate::tenth::Tenth;
 use crate::test_programs::{BESIDE_QEMU, BLACK_BOX, BUILT, Qemu, on_this_machine};
 use crate::torture::STEPS_OF_A_COMMIT;
+use std::path::Path;
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{output, run};
@@ -38,11 +39,28 @@ impl Tests {
         self.run(&[], &format!("not package({BLACK_BOX}) and not test(/^(mutants|torture)::/)"))
     }
 
-    /// The watched tests, so many times each, then all once: so many at once as a busy machine has processes.
-    pub(crate) fn under_load(self, at_once: usize, times: u32) -> Outcome {
-        let (at_once, times) = (at_once.to_string(), times.to_string());
-        self.run(&["--test-threads", &at_once, "--stress-count", &times], WATCHED)?;
-        self.run(&["--test-threads", &at_once], &all())
+    /// The watched tests, on a busy machine.
+    pub(crate) fn watched(self, busy: &Busy) -> Outcome {
+        self.run(&busy.options(), WATCHED)
+    }
+
+    /// All tests, on a busy machine.
+    pub(crate) fn all_of(self, busy: &Busy) -> Outcome {
+        self.run(&busy.options(), &all())
+    }
+
+    /// The filter without the tests that other tenths have.
+    fn without_other_tenths(self, filter: &str) -> Outcome<String> {
+        let mut left_out = Vec::new();
+        for name in names()?.iter().filter(|name| !self.tenth.has_test(name)) {
+            let (program, path) = name.split_once(' ').ok_or_else(|| format!("'{name}' names no program"))?;
+            left_out.push(format!("(binary_id(={program}) and test(={path}))"));
+        }
+        if left_out.is_empty() {
+            return Ok(filter.to_owned());
+        }
+        println!("{} tests are left to other tenths", left_out.len());
+        Ok(format!("({filter}) and not ({})", left_out.join(" or ")))
     }
 
     fn run(self, options: &[&str], filter: &str) -> Outcome {
@@ -55,6 +73,7 @@ impl Tests {
                 )
             }
         };
+        let filter = self.without_other_tenths(&filter)?;
         let mut command = nextest("run")?;
         command.args(options).args(["--no-fail-fast", "--no-tests", "fail", "-E", &filter]);
         on_this_machine(&mut command).env("ZEBU_BIN", target_dir()?.join(BUILT).join("zebu"));
@@ -64,6 +83,31 @@ impl Tests {
         }
         self.qemu.tell(&mut command);
         run(self.tenth.tell(&mut command))
+    }
+}
+
+/// A runner that keeps a machine busy: so many tests at once, the watched ones among them.
+pub(crate) struct Busy {
+    at_once: String,
+    config: String,
+}
+
+impl Busy {
+    pub(crate) fn new(at_once: usize) -> Outcome<Self> {
+        let (from, to) = (root().join(".config/nextest.toml"), target_dir()?.join("nextest-busy.toml"));
+        let said = |path: &Path, e: std::io::Error| format!("{}: {e}", path.display());
+        let text = std::fs::read_to_string(&from).map_err(|e| said(&from, e))?;
+        let one = "watched = { max-threads = 1 }";
+        if !text.contains(one) {
+            return Err(format!("{}: has no line '{one}'", from.display()));
+        }
+        let text = text.replace(one, &format!("watched = {{ max-threads = {at_once} }}"));
+        std::fs::write(&to, text).map_err(|e| said(&to, e))?;
+        Ok(Self { at_once: at_once.to_string(), config: to.display().to_string() })
+    }
+
+    fn options(&self) -> [&str; 4] {
+        ["--test-threads", &self.at_once, "--config-file", &self.config]
     }
 }
 

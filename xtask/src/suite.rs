@@ -7,7 +7,7 @@ use crate::interleave;
 use crate::iotests;
 use crate::nextest::{self, Tests};
 use crate::setup::{self, Need};
-use crate::tenth::{ROTATING, Tenth};
+use crate::tenth::{ROTATING, Tenth, is_shared_out, number_of};
 use crate::test_programs::{Qemu, TestPrograms, cargo_test};
 use crate::times::{self, StepTime};
 use crate::toolchain;
@@ -49,9 +49,9 @@ pub(crate) struct TestArgs {
     /// List each test and the runs that have it, and run nothing
     #[arg(long)]
     list: bool,
-    /// Run each watched test 20 times and all tests once, beside 30 busy threads and a writer to the disk
-    #[arg(long)]
-    under_load: bool,
+    /// Run the watched tests so many times, and all tests once, under a load of 30 beside a writer to the disk
+    #[arg(long, value_name = "ROUNDS", num_args = 0..=1, default_missing_value = "20")]
+    under_load: Option<u64>,
     /// Write the times of the steps and of the slowest tests into CONTRIBUTING.md
     #[arg(long)]
     record_times: bool,
@@ -174,8 +174,8 @@ pub(crate) fn command(args: &TestArgs) -> Outcome {
     if args.list {
         return list();
     }
-    if args.under_load {
-        return under_load::command(tests);
+    if let Some(rounds) = args.under_load {
+        return under_load::command(tests, rounds);
     }
     println!("{}", tests.tenth);
     let mut steps = Vec::new();
@@ -236,11 +236,13 @@ fn run_lane(lane: &Lane) -> Vec<Ended> {
 fn list() -> Outcome {
     for name in nextest::names()? {
         let runs = if name.contains(torture::STEPS_OF_A_COMMIT) {
-            "every run (torture)"
+            "every run (torture)".to_owned()
         } else if ROTATING.iter().any(|rotating| name.contains(rotating)) {
-            "every run has a tenth of its cases, --long all"
+            "every run has a tenth of its cases, --long all".to_owned()
+        } else if is_shared_out(&name) {
+            format!("--tenth {}, and --long", number_of(&name))
         } else {
-            "every run"
+            "every run".to_owned()
         };
         println!("{name}: {runs}");
     }

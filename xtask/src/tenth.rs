@@ -15,7 +15,26 @@ pub(crate) enum Tenth {
     All,
 }
 
-/// Things whose cases come in tenths, and the tests that have them. `crate::suite` has the steps.
+/// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
+/// fall into its tenth.
+const FAMILIES: [&str; 14] = [
+    "zebu::check clean::matrix",
+    "zebu::jobs matrix::",
+    "zebu::mapping_pressure ",
+    "zebu::random_operations ",
+    "zebu::simulated mutants::killed::",
+    "zebu-tests::backup backup_crash::",
+    "zebu-tests::backup bitmap_matrix::",
+    "zebu-tests::encryption cryptsetup_payloads::",
+    "zebu-tests::formats foreign_write::",
+    "zebu-tests::formats packed_sources::",
+    "zebu-tests::images compressed_matrix::",
+    "zebu-tests::images random_operations::",
+    "zebu-tests::losses ",
+    "zebu-tests::serve threads::",
+];
+
+/// Tests whose cases come in tenths. `crate::suite` has the steps.
 pub(crate) const ROTATING: [&str; 10] = [
     "encryption_matrix::images_of_zebu",
     "encryption_matrix::images_of_qemu",
@@ -44,6 +63,11 @@ impl Tenth {
         }
     }
 
+    /// Tells whether it has the test of this name. Tests that come or go move no others.
+    pub(crate) fn has_test(self, name: &str) -> bool {
+        !is_shared_out(name) || self.has(number_of(name))
+    }
+
     /// Tells whether the thing of this number is in it.
     pub(crate) fn has(self, number: u64) -> bool {
         match self {
@@ -51,6 +75,17 @@ impl Tenth {
             Self::All => true,
         }
     }
+}
+
+/// Tells whether only one of ten runs has the test of this name.
+pub(crate) fn is_shared_out(name: &str) -> bool {
+    FAMILIES.iter().any(|family| name.starts_with(family))
+}
+
+/// The tenth of a test that is shared out, by FNV-1a of its name.
+pub(crate) fn number_of(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    (name.bytes().fold(0xcbf2_9ce4_8422_2325, step) >> 32) % 10
 }
 
 impl FromStr for Tenth {
@@ -86,6 +121,14 @@ mod tests {
             assert_eq!((0..10).filter(|tenth| Tenth::One(*tenth).has(number)).count(), 1);
             assert!(Tenth::All.has(number));
         }
+    }
+
+    #[test]
+    fn ten_runs_have_each_test_of_a_family_once_and_the_others_always() {
+        let runs = |name: &str| (0..10).filter(|tenth| Tenth::One(*tenth).has_test(name)).count();
+        assert_eq!(runs("zebu::simulated mutants::killed::nothing_is_copied"), 1);
+        assert_eq!(runs("zebu::simulated crash::replay::bitmaps_know_what_crashes_leave"), 10);
+        assert!(Tenth::All.has_test("zebu::simulated mutants::killed::nothing_is_copied"));
     }
 
     #[test]

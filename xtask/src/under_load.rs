@@ -1,28 +1,41 @@
 //! A machine that is busy: the tests shall pass on it, too.
 
-use crate::nextest::Tests;
+use crate::nextest::{Busy, Tests};
+use crate::tenth::Tenth;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use zebu_bench::Outcome;
 use zebu_bench::workspace::target_dir;
 
-/// Threads that never give their processor up.
-const SPINNERS: usize = 30;
-/// Tests at once.
-const AT_ONCE: usize = 16;
-/// Runs of each watched test.
-const TIMES: u32 = 20;
+/// The load of the machine: tests at once, with the threads that do nothing else.
+const LOAD: usize = 30;
 /// The file that is written again and again, in MiB.
 const WRITTEN: usize = 64;
 
-/// Runs the watched tests 20 times, then all tests once, beside 30 busy threads and a writer to the disk.
-pub(crate) fn command(tests: Tests) -> Outcome {
-    println!("{SPINNERS} busy threads and a writer; each watched test {TIMES} times, then all tests once");
+/// Runs the watched tests so many times, each time another tenth, then all tests of `tests` once, beside a writer to the disk and
+/// a thread for each processor that never gives it up.
+pub(crate) fn command(tests: Tests, rounds: u64) -> Outcome {
+    let spinners = std::thread::available_parallelism().map_or(1, usize::from);
+    let at_once = LOAD.saturating_sub(spinners + 1).max(1);
+    println!("{spinners} busy threads, a writer, {at_once} tests at once");
+    let busy = Busy::new(at_once)?;
+    beside_load(spinners, || {
+        for round in 0..rounds {
+            println!("== watched tests, round {} of {rounds}", round + 1);
+            Tests { tenth: Tenth::One(round % 10), ..tests }.watched(&busy)?;
+        }
+        println!("== all tests");
+        tests.all_of(&busy)
+    })
+}
+
+/// Does `work` on a machine that has no processor and no disk to spare.
+fn beside_load(spinners: usize, work: impl FnOnce() -> Outcome) -> Outcome {
     let scratch = tempfile::tempdir_in(target_dir()?).map_err(|e| e.to_string())?;
     let path = scratch.path().join("written");
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for _ in 0..SPINNERS {
+        for _ in 0..spinners {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
@@ -38,7 +51,7 @@ pub(crate) fn command(tests: Tests) -> Outcome {
             }
             Ok::<(), std::io::Error>(())
         });
-        let outcome = tests.under_load(AT_ONCE, TIMES);
+        let outcome = work();
         over.store(true, Ordering::Relaxed);
         let wrote = writer.join().map_err(|_| "the writer panicked".to_owned());
         outcome.and(wrote?.map_err(|e| format!("{}: {e}", path.display())))
