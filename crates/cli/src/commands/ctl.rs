@@ -41,6 +41,8 @@ pub(crate) struct CtlArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum CtlCommand {
+    /// Print the versions of the server and of its commands, as JSON
+    Version,
     /// Print what clients did and how the images are doing, as JSON
     Stats {
         /// Only this export
@@ -291,6 +293,10 @@ impl Server {
 pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
     let mut server = Server::connect(args)?;
     match &args.command {
+        CtlCommand::Version => {
+            let versions = server.ask(Command::Version)?;
+            stdout::print(&json::to_text(&versions)?)?;
+        }
         CtlCommand::Stats { export } => {
             let stats = server.ask(Command::Stats { export: export.clone() })?;
             stdout::print(&json::to_text(&stats)?)?;

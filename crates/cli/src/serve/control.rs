@@ -2,7 +2,7 @@
 
 use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
-use super::control_request::{Command, Request};
+use super::control_request::{Command, Request, VERSION};
 use super::hydrations::Hydrations;
 use super::verified;
 use crate::output::info_json;
@@ -93,6 +93,7 @@ async fn execute(
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
     match command {
+        Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
             let mut all = json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() });
             let cache = remote_cache::counters();

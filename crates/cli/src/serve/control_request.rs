@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
+/// The version of the commands: it rises when a program that knows an earlier one would misunderstand an answer.
+pub(crate) const VERSION: u32 = 1;
+
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
@@ -20,6 +23,8 @@ pub(crate) struct Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub(crate) enum Command {
+    /// The versions of the program and of these commands.
+    Version,
     /// Counters.
     Stats {
         /// Of one export; of all if it is not given.
