@@ -1,0 +1,3 @@
+module example.org/zebu/bindings/go
+
+go 1.23

@@ -1,0 +1,374 @@
+package zebu_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.org/zebu/bindings/go"
+)
+
+const mib = 1 << 20
+
+// image makes a raw file of noise and holes, and an image of it by QEMU.
+func image(t *testing.T, format string, more ...string) (raw []byte, path string) {
+	t.Helper()
+	dir := t.TempDir()
+	raw = make([]byte, 8*mib)
+	random := rand.New(rand.NewSource(1))
+	for at := 0; at < len(raw); at += mib {
+		if at/mib%3 != 1 {
+			random.Read(raw[at : at+700_000])
+		}
+	}
+	from, to := filepath.Join(dir, "raw"), filepath.Join(dir, "image."+format)
+	if err := os.WriteFile(from, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tool(t, "qemu-img", append(append([]string{"convert", "-f", "raw", "-O", format}, more...), from, to)...)
+	return raw, to
+}
+
+func tool(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
+}
+
+func open(t *testing.T, name string, with ...zebu.Option) *zebu.Disk {
+	t.Helper()
+	disk, err := zebu.Open(context.Background(), name, with...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { disk.Close() })
+	return disk
+}
+
+func TestADiskOfEachFormatReadsAsItIs(t *testing.T) {
+	for _, format := range []string{"qcow2", "vmdk", "vdi", "vpc", "vhdx"} {
+		raw, path := image(t, format)
+		disk := open(t, path)
+		if disk.Size() < int64(len(raw)) || !disk.ReadOnly() {
+			t.Fatalf("%s: %d bytes, read-only: %v", format, disk.Size(), disk.ReadOnly())
+		}
+		whole, err := io.ReadAll(io.NewSectionReader(disk, 0, int64(len(raw))))
+		if err != nil || !bytes.Equal(whole, raw) {
+			t.Fatalf("%s: other bytes: %v", format, err)
+		}
+		if err := disk.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReadsEndWhereTheDiskEnds(t *testing.T) {
+	raw, path := image(t, "qcow2")
+	disk := open(t, path)
+	p := make([]byte, 1000)
+	n, err := disk.ReadAt(p, disk.Size()-10)
+	if n != 10 || err != io.EOF || !bytes.Equal(p[:10], raw[len(raw)-10:]) {
+		t.Fatal(n, err)
+	}
+	if n, err := disk.ReadAt(p, disk.Size()); n != 0 || err != io.EOF {
+		t.Fatal(n, err)
+	}
+	if _, err := disk.ReadAt(p, -1); err == nil {
+		t.Fatal("a negative offset")
+	}
+	if _, err := disk.WriteAt(p, 0); err == nil {
+		t.Fatal("a write to a disk that is read only")
+	}
+}
+
+func TestWhatIsWrittenIsThereForQemu(t *testing.T) {
+	raw, path := image(t, "qcow2")
+	disk := open(t, path, zebu.Writable())
+	random := rand.New(rand.NewSource(2))
+	var wait sync.WaitGroup
+	for part := range 8 {
+		piece := make([]byte, 5000)
+		random.Read(piece)
+		at := part*mib + 333
+		copy(raw[at:], piece)
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			if n, err := disk.WriteAt(piece, int64(at)); n != len(piece) || err != nil {
+				t.Error(n, err)
+			}
+		}()
+	}
+	wait.Wait()
+	clear(raw[2*mib : 2*mib+100_000])
+	if err := errors.Join(disk.WriteZeroes(2*mib, 100_000), disk.Flush(), disk.Close()); err != nil {
+		t.Fatal(err)
+	}
+	back := filepath.Join(t.TempDir(), "back")
+	tool(t, "qemu-img", "convert", "-O", "raw", path, back)
+	if found, err := os.ReadFile(back); err != nil || !bytes.Equal(found, raw) {
+		t.Fatal("QEMU reads other bytes", err)
+	}
+	tool(t, "qemu-img", "check", path)
+}
+
+func TestExtentsTellHoles(t *testing.T) {
+	raw, path := image(t, "qcow2")
+	disk := open(t, path)
+	extents, err := disk.Extents(context.Background(), 0, disk.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at int64
+	for _, extent := range extents {
+		if extent.Offset != at {
+			t.Fatal("a gap", extents)
+		}
+		at += extent.Length
+		if extent.Zero && !bytes.Equal(raw[extent.Offset:at], make([]byte, extent.Length)) {
+			t.Fatal("data reads as zero", extent)
+		}
+	}
+	if at != disk.Size() || len(extents) < 3 {
+		t.Fatal(extents)
+	}
+}
+
+func TestADiskOnAWebServer(t *testing.T) {
+	raw, path := image(t, "vmdk")
+	server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
+	defer server.Close()
+	disk := open(t, server.URL+"/image.vmdk")
+	p := make([]byte, 3*mib)
+	if _, err := disk.ReadAt(p, 12345); err != nil || !bytes.Equal(p, raw[12345:12345+len(p)]) {
+		t.Fatal("other bytes", err)
+	}
+}
+
+func TestErrorsSayWhatZebuSays(t *testing.T) {
+	_, err := zebu.Open(context.Background(), filepath.Join(t.TempDir(), "none.qcow2"))
+	var said *zebu.Error
+	if !errors.As(err, &said) || !strings.Contains(said.Message, "none.qcow2") || said.Code != 1 {
+		t.Fatal(err)
+	}
+	if _, err := zebu.Open(context.Background(), "x", zebu.Program("/none/zebu")); !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+}
+
+func TestAContextEndsItsDisk(t *testing.T) {
+	_, path := image(t, "qcow2")
+	ctx, cancel := context.WithCancel(context.Background())
+	disk, err := zebu.Open(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for {
+		if _, err := disk.ReadAt(make([]byte, 512), 0); err != nil {
+			if !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	disk.Close()
+	if left := servers(path); len(left) > 0 {
+		t.Fatal("processes are left", left)
+	}
+}
+
+// servers are the processes whose command line has this word.
+func servers(word string) []int {
+	var found []int
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, name := range all {
+		text, err := os.ReadFile(name)
+		if err == nil && bytes.Contains(text, []byte(word)) && bytes.Contains(text, []byte("\x00serve\x00")) {
+			number, _ := strconv.Atoi(strings.Split(name, "/")[2])
+			found = append(found, number)
+		}
+	}
+	return found
+}
+
+func TestAKilledProgramLeavesNoProcess(t *testing.T) {
+	if path := os.Getenv("ZEBU_TEST_OPENS"); path != "" {
+		open(t, path)
+		fmt.Println("open")
+		select {}
+	}
+	_, path := image(t, "qcow2")
+	child := exec.Command(os.Args[0], "-test.run=^TestAKilledProgramLeavesNoProcess$")
+	child.Env = append(os.Environ(), "ZEBU_TEST_OPENS="+path)
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for said := ""; !strings.Contains(said, "open"); {
+		p := make([]byte, 100)
+		n, err := out.Read(p)
+		if err != nil {
+			t.Fatal(said, err)
+		}
+		said += string(p[:n])
+	}
+	if len(servers(path)) == 0 {
+		t.Fatal("no process serves the disk")
+	}
+	child.Process.Signal(syscall.SIGKILL)
+	child.Wait()
+	// A guard against hanging.
+	for end := time.Now().Add(5 * time.Minute); len(servers(path)) > 0; {
+		if time.Now().After(end) {
+			t.Fatal("processes are left", servers(path))
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func TestAServerThatDiesIsAnError(t *testing.T) {
+	_, path := image(t, "qcow2")
+	disk := open(t, path, zebu.Writable())
+	for _, number := range servers(path) {
+		syscall.Kill(number, syscall.SIGKILL)
+	}
+	for {
+		if err := disk.Flush(); err != nil {
+			break
+		}
+	}
+	if err := disk.Close(); err == nil {
+		t.Fatal("closed as if all were well")
+	}
+}
+
+func TestConvertTellsItsProgress(t *testing.T) {
+	raw, path := image(t, "qcow2")
+	to := filepath.Join(t.TempDir(), "raw")
+	progress := make(chan float64, 1000)
+	if err := zebu.Convert(context.Background(), path, to, zebu.Progress(progress)); err != nil {
+		t.Fatal(err)
+	}
+	last, told := 0.0, 0
+	for share := range progress {
+		if share < last || share > 1 {
+			t.Fatal("backwards", last, share)
+		}
+		last, told = share, told+1
+	}
+	if found, err := os.ReadFile(to); err != nil || !bytes.Equal(found, raw) || told == 0 || last != 1 {
+		t.Fatal(err, told, last)
+	}
+}
+
+func TestAConversionThatIsCancelledLeavesNothing(t *testing.T) {
+	_, path := image(t, "qcow2")
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	progress := make(chan float64, 1)
+	go func() {
+		<-progress
+		cancel()
+	}()
+	err := zebu.Convert(ctx, path, filepath.Join(dir, "new"), zebu.TargetFormat("qcow2"), zebu.Progress(progress),
+		zebu.Args("-r", "1M"))
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Fatal(left)
+	}
+}
+
+func TestInfoAndVerdict(t *testing.T) {
+	_, path := image(t, "qcow2")
+	info, err := zebu.Info(context.Background(), path)
+	if err != nil || info.Format != "qcow2" || info.VirtualSize != 8*mib || !bytes.Contains(info.Raw, []byte("refcount-bits")) {
+		t.Fatal(info, err)
+	}
+	verdict, err := zebu.JudgeImage(context.Background(), path)
+	if err != nil || !verdict.Safe {
+		t.Fatal(verdict, err)
+	}
+	tool(t, "qemu-img", "rebase", "-u", "-b", "/etc/passwd", "-F", "raw", path)
+	verdict, err = zebu.JudgeImage(context.Background(), path)
+	if err != nil || verdict.Safe || len(verdict.Concerns) == 0 {
+		t.Fatal(verdict, err)
+	}
+}
+
+func TestAServerTakesCommands(t *testing.T) {
+	_, path := image(t, "qcow2")
+	ctx := context.Background()
+	server, err := zebu.Serve(ctx, []string{path}, zebu.Writable(), zebu.Exports("disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	err = errors.Join(
+		server.Resize(ctx, "disk", 16*mib),
+		server.CreateSnapshot(ctx, "disk", "before"),
+		server.AddBitmap(ctx, "disk", "changes"),
+		server.Flush(ctx, "disk"),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Resize(ctx, "none", 1); err == nil {
+		t.Fatal("an export that is not there")
+	}
+	tool(t, "qemu-io", "-f", "raw", "-c", "write -P 7 9M 64k", server.URI("disk"))
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	info, err := zebu.Info(ctx, path)
+	if err != nil || len(info.Snapshots) != 1 || info.VirtualSize != 16*mib || !bytes.Contains(info.Raw, []byte("changes")) {
+		t.Fatal(info, err)
+	}
+}
+
+func TestManyRoundsLoseNoAnswer(t *testing.T) {
+	rounds := 100
+	if text := os.Getenv("ZEBU_ROUNDS"); text != "" {
+		rounds, _ = strconv.Atoi(text)
+	}
+	raw, path := image(t, "qcow2")
+	for round := range rounds {
+		disk := open(t, path)
+		var wait sync.WaitGroup
+		for part := range 16 {
+			wait.Add(1)
+			go func() {
+				defer wait.Done()
+				at := (round*7919 + part*500_009) % (len(raw) - 4096)
+				p := make([]byte, 4096)
+				if _, err := disk.ReadAt(p, int64(at)); err != nil || !bytes.Equal(p, raw[at:at+4096]) {
+					t.Error("other bytes", at, err)
+				}
+			}()
+		}
+		wait.Wait()
+		if err := disk.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
