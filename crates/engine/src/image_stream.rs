@@ -1,19 +1,25 @@
-//! New qcow2 images that are written in the order of the disk, each byte of the file once ([`zebu_qcow2::stream`]): into a file
-//! that can't be changed, as an upload.
+//! New qcow2 images whose clusters get their places in the order of the disk ([`zebu_qcow2::stream`]), so that a disk makes the
+//! same file every time. Those that [`ImageWriter`] makes are written in that order, too, each byte of the file once: packed ones, and
+//! those in a file that can't be changed, as an upload. [`PlacedImage`] has the bytes of clusters written in any order.
 
 use crate::compress::{Bursts, CodecPool, Method, Outcome, Work};
-use crate::new_foreign::{FileAppender, WritesUnderWay};
+use crate::new_foreign::{FileAppender, FilePlace, GrowingFile, WritesUnderWay};
 use crate::options::CreateOptions;
 use crate::qcow2::life::create::new_header;
+use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Preallocation, Result};
+use std::ops::Range;
+use std::path::Path;
 use zebu_qcow2::stream::{ImageStream, StreamError};
-use zebu_storage::{File, IoBufs, Worker};
+use zebu_storage::{File, FileKind, IoBufs, Worker};
 
 /// A guest cluster.
 #[derive(Debug)]
 pub(crate) enum ClusterBytes {
     Packed(Vec<u8>),
     Plain(IoBufs),
+    /// Zeroes, where nothing would show something else.
+    Zero,
 }
 
 /// The way in which blocks are packed.
@@ -73,11 +79,11 @@ pub(crate) struct ImageWriter {
 }
 
 impl ImageWriter {
-    /// Begins an image for a disk of `size` bytes.
+    /// Begins an image for a disk of `size` bytes in a file that can't be changed.
     ///
     /// # Errors
     /// Options contradict each other, or need what can't be written in order.
-    pub(crate) fn new(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
+    pub(crate) fn unchangeable(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
         let refused = [
             (create.backing.is_some(), "a backing file"),
             (create.data_file.is_some(), "an external data file"),
@@ -89,12 +95,21 @@ impl ImageWriter {
             let message = format!("{what} can't be had in an image that is written in the order of its disk");
             return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
         }
-        let size = size.checked_next_multiple_of(512).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
-        })?;
-        let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
-        let stream = ImageStream::new(header).map_err(|e| stream_error(&file, &e))?;
+        Self::new(file, create, size)
+    }
+
+    /// Begins an image for a disk of `size` bytes, which holds all its data itself.
+    ///
+    /// # Errors
+    /// Options contradict each other.
+    pub(crate) fn new(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
+        let (stream, size) = begin(&file, create, size)?;
         Ok(Self { file: FileAppender::new(file, create.cluster_size), stream, size })
+    }
+
+    /// Makes the disk smaller; nothing past that end was added.
+    pub(crate) fn cut(&mut self, size: u64) -> Result<()> {
+        self.stream.cut(size).map_err(|e| stream_error(self.file.file(), &e))
     }
 
     /// Bytes of the disk.
@@ -112,6 +127,7 @@ impl ImageWriter {
         for (index, bytes) in clusters {
             let added = match bytes {
                 ClusterBytes::Packed(bytes) => self.stream.packed(*index, bytes),
+                ClusterBytes::Zero => self.stream.zero(*index),
                 ClusterBytes::Plain(bufs) => {
                     if let [buf] = bufs.parts() {
                         self.stream.plain(*index, buf.as_slice())
@@ -138,10 +154,187 @@ impl ImageWriter {
         self.file.gathered().extend_from_slice(&bytes);
         drop(bytes);
         let file = self.file.write_rest(worker).await?;
-        file.write_bytes(worker, 0, &first).await?;
-        file.flush(worker).await?;
+        end(worker, file, &first).await?;
         Ok(self.file.len())
     }
+}
+
+/// An image that is being made in an empty regular file, which reads as zero where nothing is written.
+#[derive(Debug)]
+pub(crate) struct PlacedImage {
+    file: GrowingFile,
+    size: u64,
+    cluster: u64,
+    /// Bytes of the backing file's disk, which show where nothing is written.
+    shown: u64,
+    zeroes: Zeroes,
+    layout: Mutex<PlacedClusters>,
+}
+
+/// How a cluster hides the backing file.
+#[derive(Debug, Clone, Copy)]
+enum Zeroes {
+    /// Its entry says that it reads as zero.
+    Marked,
+    /// It has a place in which nothing is written: version 2 has no such entries.
+    Holes,
+}
+
+#[derive(Debug)]
+struct PlacedClusters {
+    stream: ImageStream,
+    /// The cluster that was placed last, and its offset in the file.
+    last: Option<(u64, u64)>,
+    is_finished: bool,
+}
+
+impl PlacedImage {
+    /// Begins an image for a disk of `size` bytes, which holds all its data itself. `shown`: bytes of its backing file's disk.
+    ///
+    /// # Errors
+    /// Options contradict each other.
+    pub(crate) fn new(file: File, create: &CreateOptions, size: u64, shown: u64) -> Result<Self> {
+        let (stream, size) = begin(&file, create, size)?;
+        let file = GrowingFile::new(file, u64::MAX);
+        let zeroes = if create.version < 3 { Zeroes::Holes } else { Zeroes::Marked };
+        let layout = Mutex::new(PlacedClusters { stream, last: None, is_finished: false });
+        Ok(Self { file, size, cluster: create.cluster_size, shown, zeroes, layout })
+    }
+
+    pub(crate) fn virtual_size(&self) -> u64 {
+        self.size
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.file().path()
+    }
+
+    /// The file, in which places are written.
+    pub(crate) fn file(&self) -> &GrowingFile {
+        &self.file
+    }
+
+    /// Bytes of a cluster.
+    pub(crate) fn cluster_size(&self) -> u64 {
+        self.cluster
+    }
+
+    /// Bytes of the backing file's disk.
+    pub(crate) fn shown(&self) -> u64 {
+        self.shown
+    }
+
+    /// Adds places for the bytes in `filled` (ranges of a buffer, in order) of a range of the disk that begins at `offset`. Callers come in
+    /// the order of the disk.
+    ///
+    /// # Errors
+    /// The file would be too long for its format.
+    pub(crate) fn place(
+        &self,
+        offset: u64,
+        filled: &[Range<usize>],
+        places: &mut Vec<FilePlace>,
+    ) -> Result<()> {
+        let mut layout = self.layout.lock();
+        for range in filled {
+            let mut at = range.start;
+            while at < range.end {
+                let guest = offset + at as u64;
+                let (index, within) = (guest / self.cluster, guest % self.cluster);
+                let len = (range.end - at).min((self.cluster - within) as usize);
+                let host = layout.host_of(index, places).map_err(|e| self.error(&e))?;
+                let bytes = within..within + len as u64;
+                layout.stream.fill(index, bytes).map_err(|e| self.error(&e))?;
+                FilePlace::add_part(places, host + within, at, len);
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hides the backing file in whole clusters, and adds the places of tables. Callers come in the order of the disk.
+    ///
+    /// # Errors
+    /// The file would be too long for its format.
+    pub(crate) fn zero(&self, range: Range<u64>, places: &mut Vec<FilePlace>) -> Result<()> {
+        let mut layout = self.layout.lock();
+        for index in range.start / self.cluster..range.end.div_ceil(self.cluster) {
+            let done = match self.zeroes {
+                Zeroes::Marked => layout.stream.zero(index),
+                Zeroes::Holes => layout.host_of(index, places).map(drop),
+            };
+            done.map_err(|e| self.error(&e))?;
+        }
+        let (host, bytes) = layout.stream.take();
+        if !bytes.is_empty() {
+            places.push(FilePlace::Table { host, bytes });
+        }
+        Ok(())
+    }
+
+    /// Makes the disk smaller; nothing past that end was placed.
+    pub(crate) fn cut(&self, size: u64) -> Result<()> {
+        self.layout.lock().stream.cut(size).map_err(|e| self.error(&e))
+    }
+
+    /// Writes the last tables, then the first cluster, which makes an image of the file, once. No write is under way.
+    ///
+    /// # Errors
+    /// The file's.
+    pub(crate) async fn finish(&self, worker: &Worker) -> Result<()> {
+        let finished = {
+            let mut layout = self.layout.lock();
+            if std::mem::replace(&mut layout.is_finished, true) {
+                return Ok(());
+            }
+            layout.stream.finish()
+        };
+        let (at, bytes, first) = finished.map_err(|e| self.error(&e))?;
+        let whole = at.saturating_add(bytes.len() as u64);
+        self.file.write_bytes(worker, at, &bytes).await?;
+        drop(bytes);
+        self.file.set_len(worker, whole).await?;
+        end(worker, &self.file, &first).await
+    }
+
+    fn error(&self, error: &StreamError) -> Error {
+        stream_error(self.file.file(), error)
+    }
+}
+
+impl PlacedClusters {
+    /// The offset in the file of a cluster, which gets a place if it is not the last that got one.
+    fn host_of(&mut self, index: u64, places: &mut Vec<FilePlace>) -> std::result::Result<u64, StreamError> {
+        if let Some((_, host)) = self.last.filter(|(last, _)| *last == index) {
+            return Ok(host);
+        }
+        let place = self.stream.place(index)?;
+        let (host, bytes) = place.before;
+        if !bytes.is_empty() {
+            places.push(FilePlace::Table { host, bytes });
+        }
+        self.last = Some((index, place.host));
+        Ok(place.host)
+    }
+}
+
+/// The layout of a new image and the bytes of its disk.
+fn begin(file: &File, create: &CreateOptions, size: u64) -> Result<(ImageStream, u64)> {
+    let size = size.checked_next_multiple_of(512).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
+    })?;
+    let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
+    let stream = ImageStream::new(header).map_err(|e| stream_error(file, &e))?;
+    Ok((stream, size))
+}
+
+/// Writes the first cluster, which makes an image of the file, when all else is durable.
+async fn end(worker: &Worker, file: &GrowingFile, first: &[u8]) -> Result<()> {
+    if file.file().kind() == FileKind::Regular {
+        file.flush(worker).await?;
+    }
+    file.write_bytes(worker, 0, first).await?;
+    file.flush(worker).await
 }
 
 fn stream_error(file: &File, error: &StreamError) -> Error {

@@ -5,6 +5,8 @@
 //! last refcount blocks and the refcount table. So the tables in memory are one L2 table, up to two refcount blocks, and eight
 //! bytes for each one that was written.
 //!
+//! Clusters may also be given places only ([`ImageStream::place`]): a writer that can go back writes their bytes itself.
+//!
 //! Clusters that did not become shorter lie between others that did. Up to [`LOOK_AHEAD`] bytes of them are held until the host
 //! cluster of packed streams before them is full.
 
@@ -16,7 +18,9 @@ use crate::l2::L2Entry;
 use crate::limits;
 use crate::offsets::{GuestOffset, HostOffset};
 use crate::refcount::{self, RefTableEntry};
+use crate::version::Version;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Bytes that are held for the sake of a host cluster of streams that is not full.
 pub const LOOK_AHEAD: usize = 4 << 20;
@@ -49,6 +53,15 @@ struct Slot {
     at: u64,
     /// The end of the host cluster.
     end: u64,
+}
+
+/// The place of a guest cluster whose bytes are the caller's to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The offset of its host cluster in the file.
+    pub host: u64,
+    /// Offset and bytes of what was made before it, which is no part of the stream any more. Mostly there is none.
+    pub before: (u64, Vec<u8>),
 }
 
 /// An image that is being laid out.
@@ -112,6 +125,79 @@ impl ImageStream {
         let at = self.append_stream(bytes)?;
         let entry = L2Entry::compressed(HostOffset(at), bytes.len() as u64, &self.geometry);
         self.set(cluster, entry.map_err(|_| StreamError::TooLarge)?)
+    }
+
+    /// Gives a guest cluster a place, for bytes that the caller writes. With subclusters, it holds none until [`Self::fill`].
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    pub fn place(&mut self, cluster: u64) -> Result<Place, StreamError> {
+        self.begin(cluster)?;
+        self.end_slot();
+        let before = self.take();
+        let host = self.taken;
+        self.refcounts.add(self.geometry.cluster_index(HostOffset(host)), &self.geometry)?;
+        self.taken = host.saturating_add(self.geometry.cluster_size());
+        let entry = if self.geometry.extended_l2 {
+            // What is not filled must not show the backing file.
+            let zero = if self.header.backing_file().is_some() { u32::MAX } else { 0 };
+            L2Entry::subclusters(Some(HostOffset(host)), 0, zero)
+        } else {
+            L2Entry::data(HostOffset(host), &self.geometry)
+        };
+        self.set(cluster, entry)?;
+        Ok(Place { host, before })
+    }
+
+    /// Notes that bytes of the cluster that was placed last are written. Other subclusters read as zero.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    pub fn fill(&mut self, cluster: u64, bytes: Range<u64>) -> Result<(), StreamError> {
+        if !self.geometry.extended_l2 || bytes.is_empty() {
+            return Ok(());
+        }
+        if self.next != cluster.saturating_add(1) {
+            return Err(StreamError::OutOfOrder);
+        }
+        let size = self.geometry.cluster_size();
+        let of = |byte: u64| byte.saturating_mul(32).checked_div(size).unwrap_or(0).min(31) as u32;
+        let (first, last) = (of(bytes.start), of(bytes.end.saturating_sub(1)));
+        let behind = u32::MAX.checked_shl(first).unwrap_or(0);
+        let filled = behind & u32::MAX.checked_shr(31u32.saturating_sub(last)).unwrap_or(0);
+        let index = self.geometry.l2_index(GuestOffset(cluster.saturating_mul(size)));
+        let table = self.l2.as_ref().map(|(_, table)| table);
+        let entry = table.and_then(|table| L2Entry::read(table, index as usize, &self.geometry));
+        let entry = entry.ok_or(StreamError::OutOfOrder)?;
+        let (alloc, zero) = (entry.bitmap as u32, (entry.bitmap >> 32) as u32);
+        self.set(cluster, L2Entry::subclusters(entry.host(&self.geometry), alloc | filled, zero & !filled))
+    }
+
+    /// Adds a guest cluster of zeroes, where nothing would show a backing file. Version 2 has them written.
+    ///
+    /// # Errors
+    /// [`StreamError`].
+    pub fn zero(&mut self, cluster: u64) -> Result<(), StreamError> {
+        if self.geometry.version == Version::V2 {
+            return self.plain(cluster, &[0]);
+        }
+        self.begin(cluster)?;
+        self.set(cluster, L2Entry::zero_plain(&self.geometry))
+    }
+
+    /// Makes the disk smaller. No cluster past its end was added.
+    ///
+    /// # Errors
+    /// [`StreamError::OutOfOrder`]: one was, or the disk would become larger.
+    pub fn cut(&mut self, size: u64) -> Result<(), StreamError> {
+        let end = size.div_ceil(self.geometry.cluster_size().max(1));
+        let entries = self.geometry.l1_entries_for(size).ok_or(StreamError::TooLarge)?;
+        if size > self.header.size || self.next > end {
+            return Err(StreamError::OutOfOrder);
+        }
+        self.l1.truncate(usize::try_from(entries).map_err(|_| StreamError::TooLarge)?);
+        self.header.size = size;
+        Ok(())
     }
 
     /// Bytes that can be written now, and their offset in the file. They are no part of this any more.
@@ -495,6 +581,85 @@ mod tests {
         assert_eq!(stream.packed(2, &[]), Err(StreamError::Length { len: 0 }));
         assert_eq!(stream.plain(2, &[1; 513]), Err(StreamError::Length { len: 513 }));
         assert!(ImageStream::new(header(1 << 60, 9, 4)).is_err());
+    }
+
+    /// Bytes that the caller writes lie where those of the same clusters lie in a stream of plain ones.
+    #[test]
+    fn placed_clusters_make_the_image_that_plain_ones_make() {
+        let clusters: Vec<u64> = (0..2000).filter(|cluster| cluster % 7 != 3).collect();
+        let (mut plain, mut placed) = (File::default(), File::default());
+        let mut stream = ImageStream::new(header(2000 * 512, 9, 4)).unwrap();
+        for cluster in &clusters {
+            stream.plain(*cluster, &[*cluster as u8; 512]).unwrap();
+            let (at, bytes) = stream.take();
+            plain.write(at, &bytes);
+        }
+        let (at, bytes, first) = stream.finish().unwrap();
+        plain.write(at, &bytes);
+        plain.write(0, &first);
+        let mut stream = ImageStream::new(header(2000 * 512, 9, 4)).unwrap();
+        for cluster in &clusters {
+            let place = stream.place(*cluster).unwrap();
+            placed.write(place.before.0, &place.before.1);
+            placed.write(place.host, &[*cluster as u8; 512]);
+        }
+        let (at, bytes, first) = stream.finish().unwrap();
+        placed.write(at, &bytes);
+        placed.write(0, &first);
+        assert_eq!(plain.bytes, placed.bytes);
+    }
+
+    #[test]
+    fn subclusters_that_are_not_filled_read_as_zero() {
+        let new = NewHeader::default().size(1 << 20).cluster_bits(16).l2_format(crate::L2Format::Extended);
+        let mut overlay = Header::new(&new).unwrap();
+        overlay.set_backing_file(Some(b"base")).unwrap();
+        for (header, rest) in [(Header::new(&new).unwrap(), 0), (overlay, !0b1110u32)] {
+            let geometry = header.geometry();
+            let mut stream = ImageStream::new(header).unwrap();
+            let host = stream.place(3).unwrap().host;
+            stream.fill(3, 2048..4096).unwrap();
+            stream.fill(3, 4096..6145).unwrap();
+            assert_eq!(stream.fill(2, 0..1), Err(StreamError::OutOfOrder));
+            let (_, table) = stream.l2.as_ref().unwrap();
+            let found = L2Entry::read(table, 3, &geometry).unwrap().decode(&geometry).unwrap();
+            let expected = Mapping::Subclusters {
+                host: Some(HostOffset(host)),
+                copied: true,
+                alloc: 0b1110,
+                zero: rest,
+            };
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_cut_behind_its_last_cluster() {
+        let mut stream = ImageStream::new(header(1 << 40, 16, 4)).unwrap();
+        stream.place(5).unwrap();
+        assert_eq!(stream.cut(5 << 16), Err(StreamError::OutOfOrder));
+        assert_eq!(stream.cut(1 << 41), Err(StreamError::OutOfOrder));
+        stream.cut((5 << 16) + 512).unwrap();
+        let (_, _, first) = stream.finish().unwrap();
+        let (header, _) = Header::parse(&first, Purpose::ReadWrite).unwrap();
+        assert_eq!((header.virtual_size(), header.l1_size), ((5 << 16) + 512, 1));
+    }
+
+    #[test]
+    fn zeroes_hide_a_backing_file_in_every_version() {
+        for version in [Version::V2, Version::V3] {
+            let new = NewHeader::default().size(1 << 20).cluster_bits(16).version(version);
+            let header = Header::new(&new).unwrap();
+            let geometry = header.geometry();
+            let mut stream = ImageStream::new(header).unwrap();
+            stream.zero(2).unwrap();
+            let (_, table) = stream.l2.as_ref().unwrap();
+            let found = L2Entry::read(table, 2, &geometry).unwrap().decode(&geometry).unwrap();
+            match version {
+                Version::V2 => assert!(matches!(found, Mapping::Data { .. }), "{found:?}"),
+                Version::V3 => assert_eq!(found, Mapping::Zero { host: None, copied: false }),
+            }
+        }
     }
 
     proptest! {

@@ -37,8 +37,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors,
-    TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
+    ReadErrors, TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
 use zebu_rbd::RbdName;
@@ -131,9 +131,13 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "SIZE", value_parser = buffer_argument, default_value = "64M")]
     buffer_memory: usize,
 
-    /// Write out of order; this is always done
+    /// Let clusters lie in the order in which they come, not in that of the disk: the same disk makes another file each time
     #[arg(short = 'W', long)]
     oob_writes: bool,
+
+    /// Derive the identities of the target from this number, in formats that have such (vmdk, vhdx, vpc, vdi) [default: from the identity of the source, else random]
+    #[arg(long, value_name = "NUM", conflicts_with = "no_create")]
+    seed: Option<u64>,
 
     /// Copy at most so many bytes a second; 0: no limit
     #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
@@ -439,6 +443,8 @@ fn convert_to(
             Copy::Buffers => CopyMode::Buffers,
         })
         .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })
+        .order(if args.oob_writes { PlaceOrder::AsTheyCome } else { PlaceOrder::OfDisk })
+        .identities(args.seed.map_or(Identities::OfSource, Identities::Seed))
         .read_errors(if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail })
         .range(None)
         .bitmaps(match (args.bitmaps, args.skip_broken_bitmaps) {
@@ -495,7 +501,8 @@ fn convert_to(
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
-            let is_stream = target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
+            let is_stream = args.compress && !args.oob_writes
+                || target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
             if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() && !is_stream {
                 options.requests = 1;
             }

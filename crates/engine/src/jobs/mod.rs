@@ -47,8 +47,8 @@ pub use compare::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
 };
 pub use convert::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    SourceEnd, StreamedTarget, TargetClusters, TargetContent, convert,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
+    ReadErrors, SkippedRange, SourceEnd, StreamedTarget, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};

@@ -1,12 +1,13 @@
 //! Images whose blocks are written in any order.
 
-use super::file::GrowingFile;
-use super::{NewFiles, birth, check_regular, layout_error};
+use super::file::{FilePlace, GrowingFile};
+use super::{NewFiles, check_regular, layout_error};
 use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Result};
+use std::ops::Range;
 use std::path::Path;
-use zebu_foreign::write::{BlockTable, Layout, NewImage};
-use zebu_storage::{IoBufs, Worker};
+use zebu_foreign::write::{Birth, BlockTable, Layout, NewImage};
+use zebu_storage::Worker;
 
 /// An image that is being made in a file that was empty.
 #[derive(Debug)]
@@ -20,12 +21,6 @@ pub(crate) struct BlockWriter {
     table: Mutex<BlockTable>,
 }
 
-/// A range of the file, and whether it is the first that is written of its block.
-struct BlockRange {
-    host: u64,
-    len: usize,
-}
-
 impl BlockWriter {
     /// Begins an image for a disk of `size` bytes in files that are empty. `name` is the last part of the file's final name.
     pub(crate) async fn new(
@@ -34,6 +29,7 @@ impl BlockWriter {
         new: &NewImage,
         size: u64,
         name: &str,
+        birth: &Birth,
     ) -> Result<Self> {
         let NewFiles { image, flat } = files;
         check_regular(&image)?;
@@ -42,7 +38,7 @@ impl BlockWriter {
             None => (image, None),
         };
         check_regular(&file)?;
-        let layout = Layout::new(new, size, name, &birth()).map_err(|e| layout_error(&file, &e))?;
+        let layout = Layout::new(new, size, name, birth).map_err(|e| layout_error(&file, &e))?;
         let table = layout.empty_table();
         let file = GrowingFile::new(file, layout.longest());
         if layout.linear().is_some() {
@@ -67,67 +63,52 @@ impl BlockWriter {
         self.descriptor.as_ref().unwrap_or(&self.file).file().path()
     }
 
-    /// Writes a part of the disk. Requests at a time don't overlap.
-    pub(crate) async fn write(&self, worker: &Worker, offset: u64, mut bufs: IoBufs) -> (Result<()>, IoBufs) {
-        let (places, marks) = match self.places(offset, bufs.len()) {
-            Ok(places) => places,
-            Err(error) => return (Err(error), bufs),
-        };
-        for at in marks {
-            if let Err(error) = self.file.write_bytes(worker, at, self.layout.mark()).await {
-                return (Err(error), bufs);
-            }
-        }
-        let mut done = IoBufs::new();
-        let mut result = Ok(());
-        for BlockRange { host, len } in places {
-            let mut part = bufs.split_to(len);
-            (result, part) = self.file.write(worker, host, part).await;
-            done.append(part);
-            if result.is_err() {
-                break;
-            }
-        }
-        done.append(bufs);
-        (result, done)
+    /// The file, in which places are written.
+    pub(crate) fn file(&self) -> &GrowingFile {
+        &self.file
     }
 
-    /// The places of a range of the disk, joined where they follow each other, and where marks of new blocks belong.
-    fn places(&self, offset: u64, len: usize) -> Result<(Vec<BlockRange>, Vec<u64>)> {
-        let end = offset.saturating_add(len as u64);
-        if end > self.layout.virtual_size() {
-            let message = "a write reaches past the end of the disk";
-            return Err(Error::new(ErrorKind::OutOfRange, message).on(self.path()).at_guest(offset));
-        }
-        if let Some(start) = self.layout.linear() {
-            return Ok((vec![BlockRange { host: start + offset, len }], Vec::new()));
-        }
+    /// Adds places for the bytes in `filled` (ranges of a buffer, in order) of a range of the disk that begins at `offset`, and for the
+    /// marks of new blocks. Blocks lie in the order in which this is called. Requests at a time don't overlap.
+    pub(crate) fn place(
+        &self,
+        offset: u64,
+        filled: &[Range<usize>],
+        places: &mut Vec<FilePlace>,
+    ) -> Result<()> {
         let block = self.layout.block_size();
-        let mark = self.layout.mark().len() as u64;
-        let (mut places, mut marks): (Vec<BlockRange>, Vec<u64>) = (Vec::new(), Vec::new());
+        let mark = self.layout.mark();
         let mut table = self.table.lock();
-        let mut at = offset;
-        while at < end {
-            let (index, within) = (at / block, at % block);
-            let until = end.min(at - within + block);
-            let start = if let Some(start) = self.layout.find(&table, index) {
-                start
-            } else {
-                let start = self.layout.allocate(&mut table, index);
-                let start = start.map_err(|e| layout_error(self.file.file(), &e))?;
-                if mark > 0 {
-                    marks.push(start - mark);
-                }
-                start
-            };
-            let (host, len) = (start + within, (until - at) as usize);
-            match places.last_mut() {
-                Some(last) if last.host + last.len as u64 == host => last.len += len,
-                _ => places.push(BlockRange { host, len }),
+        for range in filled {
+            let (start, end) = (offset + range.start as u64, offset.saturating_add(range.end as u64));
+            if end > self.layout.virtual_size() {
+                let message = "a write reaches past the end of the disk";
+                return Err(Error::new(ErrorKind::OutOfRange, message).on(self.path()).at_guest(start));
             }
-            at = until;
+            if let Some(first) = self.layout.linear() {
+                FilePlace::add_part(places, first + start, range.start, range.len());
+                continue;
+            }
+            let mut at = start;
+            while at < end {
+                let (index, within) = (at / block, at % block);
+                let until = end.min(at - within + block);
+                let host = if let Some(host) = self.layout.find(&table, index) {
+                    host
+                } else {
+                    let host = self.layout.allocate(&mut table, index);
+                    let host = host.map_err(|e| layout_error(self.file.file(), &e))?;
+                    if !mark.is_empty() {
+                        let at = host - mark.len() as u64;
+                        places.push(FilePlace::Table { host: at, bytes: mark.to_vec() });
+                    }
+                    host
+                };
+                FilePlace::add_part(places, host + within, (at - offset) as usize, (until - at) as usize);
+                at = until;
+            }
         }
-        Ok((places, marks))
+        Ok(())
     }
 
     /// Writes tables and headers, and makes all durable. No write is under way.

@@ -9,6 +9,7 @@ mod stream;
 
 pub(crate) use appender::{FileAppender, WritesUnderWay};
 pub(crate) use blocks::BlockWriter;
+pub(crate) use file::{FilePlace, GrowingFile};
 pub(crate) use stream::{Packed, StreamWriter};
 
 use crate::options::{CreateOptions, Format};
@@ -70,9 +71,9 @@ pub(crate) async fn make_empty(
 ) -> Result<()> {
     match new {
         NewImage::Vmdk(vmdk) if new.is_stream() => {
-            StreamWriter::new(files.image, vmdk, size, name)?.finish(worker).await
+            StreamWriter::new(files.image, vmdk, size, name, &birth())?.finish(worker).await
         }
-        _ => BlockWriter::new(worker, files, new, size, name).await?.finish(worker).await,
+        _ => BlockWriter::new(worker, files, new, size, name, &birth()).await?.finish(worker).await,
     }
 }
 
@@ -91,12 +92,20 @@ pub(crate) fn check_regular(file: &File) -> Result<()> {
 }
 
 /// Identities that nobody has drawn before.
-fn birth() -> Birth {
+pub(crate) fn birth() -> Birth {
     // The standard library's hash keys are random; nothing secret depends on them.
     let half = || RandomState::new().build_hasher().finish();
     let id = || (u128::from(half()) << 64 | u128::from(half())).to_le_bytes();
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     Birth { random: [id(), id(), id()], time }
+}
+
+/// The identities that belong to these bytes, at no time: the same every time.
+pub(crate) fn birth_from(bytes: &[u8]) -> Birth {
+    let mut random = [[0; 16]; 3];
+    let mut derived = blake3::Hasher::new_derive_key("zebu 2026 identities of new images");
+    derived.update(bytes).finalize_xof().fill(random.as_flattened_mut());
+    Birth { random, time: 0 }
 }
 
 /// The engine's error for a choice that a format has not.

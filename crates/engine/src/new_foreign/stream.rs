@@ -1,9 +1,9 @@
 //! Images whose blocks are packed, and written in the order of the disk.
 
 use super::appender::{FileAppender, WritesUnderWay};
-use super::{birth, check_regular, layout_error};
+use super::{check_regular, layout_error};
 use crate::Result;
-use zebu_foreign::write::{NewVmdk, Stream};
+use zebu_foreign::write::{Birth, NewVmdk, Stream};
 use zebu_storage::{File, Worker};
 
 /// A packed block and its number.
@@ -20,9 +20,9 @@ impl StreamWriter {
     pub(crate) const BLOCK: u64 = Stream::GRAIN;
 
     /// Begins an image for a disk of `size` bytes. `name` is the last part of the file's final name.
-    pub(crate) fn new(file: File, new: &NewVmdk, size: u64, name: &str) -> Result<Self> {
+    pub(crate) fn new(file: File, new: &NewVmdk, size: u64, name: &str, birth: &Birth) -> Result<Self> {
         check_regular(&file)?;
-        let mut stream = Stream::new(new, size, name, &birth()).map_err(|e| layout_error(&file, &e))?;
+        let mut stream = Stream::new(new, size, name, birth).map_err(|e| layout_error(&file, &e))?;
         let mut file = FileAppender::new(file, 0);
         stream.start(file.gathered());
         Ok(Self { file, stream })

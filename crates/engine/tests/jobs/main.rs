@@ -12,4 +12,5 @@ mod mounted;
 mod source_end;
 mod support;
 mod targets;
+mod turns;
 mod variants;

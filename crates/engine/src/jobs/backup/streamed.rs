@@ -82,7 +82,7 @@ pub async fn backup_streamed(
         compression: options.compression,
         ..CreateOptions::default()
     };
-    let mut writer = ImageWriter::new(file, &create, total)?;
+    let mut writer = ImageWriter::unchangeable(file, &create, total)?;
     let pace = Pace::new(options.speed, at_once);
     let packer = Packer::new(
         Some(options.compress.method(options.compression)?),

@@ -53,7 +53,7 @@ pub(super) fn cluster_size(options: &ConvertOptions, target: &ConvertTarget) -> 
     }
 }
 
-/// The bytes of a block of a target that is written in order: its pieces are whole blocks.
+/// The bytes of a block of a target that is written in order: its pieces are whole blocks, but where a source ends.
 fn stream_block(options: &ConvertOptions, target: &ConvertTarget) -> Result<Option<NonZeroU64>> {
     let ConvertTarget::Stream(new) = target else { return Ok(NonZeroU64::new(StreamWriter::BLOCK)) };
     if matches!(options.copy, CopyMode::Reflink | CopyMode::Range) {

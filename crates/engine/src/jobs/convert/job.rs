@@ -1,9 +1,12 @@
 //! A running conversion: what its threads share.
 
-use super::options::{ConvertOptions, ConvertReport, CopyMode, ReadErrors, SkippedRange, TargetContent};
+use super::options::{
+    ConvertOptions, ConvertReport, CopyMode, PlaceOrder, ReadErrors, SkippedRange, TargetContent,
+};
 use super::sink::Sink;
 use super::sizing::Sizing;
 use super::source_end::SourceEnd;
+use super::turns::Turns;
 use super::unreadable::Unreadable;
 use crate::progress::{Phase, Tracker};
 use crate::{Error, ErrorKind, Extent, ExtentKind, Image, Result};
@@ -74,6 +77,16 @@ impl Part {
     }
 }
 
+/// Bytes of the clusters of a target in which a cluster that has a place hides the backing file.
+fn hiding_cluster(target: &Sink, content: TargetContent) -> Option<NonZeroU64> {
+    match target {
+        Sink::Clusters { writer, .. } if content == TargetContent::SharedBacking => {
+            NonZeroU64::new(writer.cluster_size())
+        }
+        _ => None,
+    }
+}
+
 /// State of a conversion, shared by its threads.
 pub(super) struct Job {
     pub(super) parts: Vec<Part>,
@@ -89,6 +102,10 @@ pub(super) struct Job {
     pub(super) sizing: Sizing,
     /// Bytes of the target's clusters, if they are compressed.
     pub(super) compressed: Option<NonZeroU64>,
+    /// Bytes of the target's clusters, if what is moved in part is moved whole.
+    pub(super) whole: Option<NonZeroU64>,
+    /// Turns, if places are chosen in the order of the disk.
+    turns: Option<Turns>,
     pub(super) tracker: Tracker,
     total: u64,
     /// The end of the source, if it is not known before.
@@ -118,17 +135,20 @@ impl Job {
             return Err(Error::new(ErrorKind::InvalidArgument, "output file is smaller than input file")
                 .on(target.path()));
         }
+        let whole = compressed.or(hiding_cluster(&target, content));
         let shared_backing = match content {
-            TargetContent::SharedBacking => {
-                let backing = target.image().and_then(Image::backing);
-                backing.map_or(0, |backing| backing.virtual_size())
-            }
+            TargetContent::SharedBacking => target.backing_size(),
             TargetContent::Unknown | TargetContent::Zero | TargetContent::Base => 0,
         };
         // With several threads, regions are small enough that all have work to the end, and large enough that each
         // thread's writes stay together.
+        let placed = target.placed_file().is_some();
+        let turns = (placed && options.order == PlaceOrder::OfDisk).then(Turns::default);
         let region = if sizing.threads == 1 {
             u64::MAX
+        } else if turns.is_some() {
+            // Each thread has read its share when its turn comes.
+            (sizing.tasks.div_ceil(sizing.threads) * sizing.chunk) as u64
         } else {
             let share = total / (4 * sizing.threads as u64);
             share.clamp(16 << 20, 1 << 30).next_multiple_of(sizing.chunk as u64)
@@ -140,6 +160,8 @@ impl Job {
             shared_backing,
             copy,
             compressed,
+            whole,
+            turns,
             read_errors: options.read_errors,
             sparse_size: options.sparse_size as usize,
             sizing,
@@ -189,6 +211,22 @@ impl Job {
         usize::try_from(self.end().saturating_sub(offset)).map_or(len, |left| left.min(len))
     }
 
+    /// Waits until the places of all that lies before `offset` are chosen, if they are in the order of the disk; false: the job has
+    /// stopped.
+    pub(super) async fn turn(&self, offset: u64) -> bool {
+        match &self.turns {
+            Some(turns) => turns.wait(offset).await,
+            None => true,
+        }
+    }
+
+    /// Notes that the places of a part of the disk are chosen, or that it needs none.
+    pub(super) fn pass(&self, offset: u64, len: u64) {
+        if let Some(turns) = &self.turns {
+            turns.pass(offset..offset.saturating_add(len));
+        }
+    }
+
     /// Counts bytes of the disk that are dealt with.
     pub(super) fn advance(&self, len: u64) {
         if let Some(end) = &self.source_end {
@@ -201,6 +239,16 @@ impl Job {
     pub(super) fn fail(&self, error: Error) {
         self.failure.lock().get_or_insert(error);
         self.stopped.store(true, Ordering::Relaxed);
+        if let Some(turns) = &self.turns {
+            turns.give_up();
+        }
+    }
+
+    /// Stops the job if the calling thread panics: others may wait for what it leaves undone.
+    pub(super) fn fail_if_panicking(&self) {
+        if std::thread::panicking() {
+            self.fail(Error::new(ErrorKind::Panicked, "a thread of the conversion panicked"));
+        }
     }
 
     /// Stops the job because nobody waits for it any more.

@@ -3,9 +3,11 @@
 mod bitmaps;
 mod compressed;
 mod copy;
+mod disk_order;
 mod ending;
 mod in_order;
 mod job;
+mod moves;
 mod offload;
 mod options;
 mod piece;
@@ -16,22 +18,25 @@ mod source_end;
 mod source_range;
 mod target;
 mod threads;
+mod turns;
 mod unreadable;
 mod walk;
 
 pub use options::{
-    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, NewTarget, ReadErrors, SkippedRange,
-    StreamedTarget, TargetClusters, TargetContent,
+    ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
+    ReadErrors, SkippedRange, StreamedTarget, TargetClusters, TargetContent,
 };
 pub use source_end::SourceEnd;
 
 use crate::progress::Phase;
-use crate::{Error, ErrorKind, Format, Image, Preallocation, Result, Shrink};
+use crate::{BitmapInfo, Error, ErrorKind, Format, Image, Preallocation, Result};
+use disk_order::Making;
 use ending::Ending;
 use job::{Job, Part};
 use sink::Sink;
 use sizing::Sizing;
 use source_conflict::check_open_target;
+use target::Made;
 use zebu_storage::Worker;
 
 /// How data is moved. Shared blocks are none that were set aside: to write one takes space that may not be there. And what
@@ -64,10 +69,31 @@ fn copy_mode(options: &ConvertOptions, target: &ConvertTarget, compresses: bool)
     Ok(if reads_all || wanted == CopyMode::Auto && sets_aside { CopyMode::Buffers } else { wanted })
 }
 
+/// Copies bitmaps into a target whose data is complete.
+async fn copy_bitmaps(
+    worker: &Worker,
+    source: &Image,
+    target: &Sink,
+    made: Option<&Made>,
+    bitmaps: &[BitmapInfo],
+) -> Result<()> {
+    match (target.image(), made) {
+        (Some(image), _) => bitmaps::copy(worker, source, image, bitmaps).await,
+        (None, Some(made)) => {
+            target.finish(worker).await?;
+            let image = made.open(worker).await?;
+            let copied = bitmaps::copy(worker, source, &image, bitmaps).await;
+            let closed = image.close(worker).await;
+            copied.and(closed)
+        }
+        (None, None) => Ok(()),
+    }
+}
+
 /// Copies `sources`, one behind the other, into `target`.
 ///
 /// Ranges that the sources' mappings know to be zero are neither read nor scanned. Several pieces of work are in
-/// flight at once, and are written in the order in which their reads complete.
+/// flight at once, and are written as their reads complete; where, is said by [`ConvertOptions::order`].
 ///
 /// A snapshot is converted by opening its image with [`crate::OpenOptions::snapshot`].
 ///
@@ -103,7 +129,8 @@ pub async fn convert(
     let copy = copy_mode(options, &target, compressed.is_some())?;
     let (sink, content, made) = match target {
         ConvertTarget::New(new) => {
-            let (sink, content, made) = target::make(worker, sources, *new, total, &options.control).await?;
+            let making = Making { parts: &parts, options, sizing, copy };
+            let (sink, content, made) = target::make(worker, sources, *new, total, making).await?;
             (sink, content, Some(made))
         }
         ConvertTarget::Stream(new) => {
@@ -115,18 +142,21 @@ pub async fn convert(
             (Sink::Image(image), content, None)
         }
     };
+    if sink.is_stream() {
+        sizing.threads = 1;
+    }
     let job = Job::new(parts, sink, content, options, sizing, compressed, copy)?;
     let copied = threads::run(worker, &job, options).await;
-    let copied = match (copied, sources.first(), job.target.image()) {
-        // Last, so that what is written here is not recorded in them.
-        (Ok(()), Some(source), Some(image)) => bitmaps::copy(worker, source, image, &wanted).await,
-        (copied, ..) => copied,
+    let copied = match copied {
+        Ok(()) if ending == Ending::Cut => job.target.cut(worker, job.end()).await,
+        copied => copied,
     };
-    let copied = match (copied, job.target.image()) {
-        (Ok(()), Some(image)) if ending == Ending::Cut => {
-            image.resize(worker, job.end(), Shrink::Allow, Preallocation::Off).await
+    let copied = match (copied, sources.first(), &made) {
+        // Last, so that what is written here is not recorded in them.
+        (Ok(()), Some(source), made) if !wanted.is_empty() => {
+            copy_bitmaps(worker, source, &job.target, made.as_ref(), &wanted).await
         }
-        (copied, _) => copied,
+        (copied, ..) => copied,
     };
     if copied.is_ok() {
         job.tracker.finish(Some(Phase::Finishing));

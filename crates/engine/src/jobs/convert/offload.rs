@@ -1,8 +1,10 @@
 //! Sharing or moving file ranges in the kernel, where files and offsets allow it.
 
 use super::job::Job;
+use super::moves::Moves;
 use super::options::CopyMode;
-use super::source_range::{Moved, SourceRange};
+use super::sink::Sink;
+use super::source_range::{Destination, Moved, SourceRange};
 use crate::Remedy;
 use crate::transfer::Transfer;
 use crate::{Error, ErrorKind, Format, Image, Result};
@@ -16,8 +18,8 @@ pub(super) enum Offload {
     Nothing,
     /// This part of it (offsets on the target's disk, within the range) is shared already.
     Shared(Range<u64>),
-    /// This part of it the kernel can copy.
-    Range(Range<u64>),
+    /// This part of it the kernel can move, in pieces of at most so many bytes.
+    Range(Range<u64>, Transfer, u64),
 }
 
 /// Block size of file systems with reflinks, as far as known: ranges are cut to it. A file system with larger blocks
@@ -26,8 +28,9 @@ const BLOCK: u64 = 4096;
 /// Smallest range for which a reflink is tried unasked: a smaller one costs the file system more than copying it, and
 /// leaves both files in pieces.
 const WORTHWHILE: u64 = 64 << 10;
-/// Most bytes shared by one call: so many pass between two looks at a cancellation.
+/// Most bytes shared and copied by one call: so many pass between two looks at a cancellation.
 const MAX_CLONE: u64 = 256 << 20;
+const MAX_RANGE: u64 = 16 << 20;
 
 /// Chooses the way for each range.
 pub(super) struct Offloader {
@@ -58,7 +61,13 @@ impl Offloader {
         offset: u64,
     ) -> Result<Offload> {
         // In a raw image, a guest offset is a file offset; elsewhere, clusters are what can be offloaded.
-        let Some(target) = job.target.image() else { return Ok(Offload::Nothing) };
+        let target = match &job.target {
+            Sink::Image(target) => target,
+            Sink::Clusters { writer, moves } => {
+                return later(job, moves, source, offset, writer.cluster_size());
+            }
+            Sink::Blocks(_) | Sink::Stream { .. } => return Ok(Offload::Nothing),
+        };
         let unit = match target.format() {
             Format::Raw => 1,
             Format::Qcow2 | Format::Luks | Format::Foreign(_) => target.cluster_size(),
@@ -72,7 +81,8 @@ impl Offloader {
                 let first =
                     source.from(whole.start - offset).first(unit.max(BLOCK).min(whole.end - whole.start));
                 let copies = self.copies(worker, target, first, whole.start).await?;
-                return Ok(if copies { Offload::Range(whole) } else { Offload::Nothing });
+                let range = Offload::Range(whole, Transfer::Copy, MAX_RANGE);
+                return Ok(if copies { range } else { Offload::Nothing });
             }
             // Who asked for a fully allocated target wants no shared blocks, unless that was asked for, too.
             CopyMode::Auto if job.sparse_size == 0 => return Ok(Offload::Nothing),
@@ -105,7 +115,8 @@ impl Offloader {
         if self.refused.contains(&id) || self.copied.contains(&id) {
             return Ok(self.copied.contains(&id));
         }
-        match first.move_to(worker, Transfer::Copy, target, offset).await? {
+        let to = Destination::Image(target.clone(), offset);
+        match first.move_to(worker, Transfer::Copy, &to).await? {
             Moved::Bytes(_, None) => self.copied.push(id),
             Moved::Bytes(_, Some(refusal)) if refusal.kind() == ErrorKind::Unsupported => {
                 self.refused.push(id);
@@ -132,8 +143,8 @@ impl Offloader {
             // What is refused goes through buffers, which are charged for themselves.
             job.tracker.wait_for_rate(worker).await?;
             let Some(target) = job.target.image() else { return Ok(Offload::Nothing) };
-            let Moved::Bytes(shared, refusal) = part.move_to(worker, Transfer::Share, target, at).await?
-            else {
+            let to = Destination::Image(target.clone(), at);
+            let Moved::Bytes(shared, refusal) = part.move_to(worker, Transfer::Share, &to).await? else {
                 break;
             };
             job.tracker.charge(shared);
@@ -150,8 +161,31 @@ impl Offloader {
     }
 }
 
+/// The part of a range that the kernel moves to clusters that get their places when it is their turn.
+fn later(job: &Job, moves: &Moves, source: &SourceRange, offset: u64, cluster: u64) -> Result<Offload> {
+    let place = source.place();
+    let Some(how) = moves.how else { return Ok(Offload::Nothing) };
+    let Some(whole) = whole_units(offset, offset.saturating_add(place.len), cluster) else {
+        return Ok(Offload::Nothing);
+    };
+    let (worthwhile, most) = match how {
+        Transfer::Copy => (true, MAX_RANGE),
+        Transfer::Share => {
+            let smallest = if job.copy == CopyMode::Auto { WORTHWHILE } else { BLOCK };
+            let is_aligned = cluster >= BLOCK && place.offset % BLOCK == offset % BLOCK;
+            (is_aligned && whole.end - whole.start >= smallest, MAX_CLONE)
+        }
+    };
+    match moves.refusal(&place.file) {
+        _ if !worthwhile => Ok(Offload::Nothing),
+        None => Ok(Offload::Range(whole, how, most)),
+        Some(refusal) if job.copy == CopyMode::Reflink => Err(refused(source, job, &refusal)),
+        Some(_) => Ok(Offload::Nothing),
+    }
+}
+
 /// The error of a job that may only share blocks.
-fn refused(source: &SourceRange, job: &Job, refusal: &Error) -> Error {
+pub(super) fn refused(source: &SourceRange, job: &Job, refusal: &Error) -> Error {
     let kind = match refusal.kind() {
         ErrorKind::NoSpace => ErrorKind::NoSpace,
         _ => ErrorKind::Unsupported,

@@ -33,8 +33,32 @@ pub enum TargetClusters {
     #[default]
     Plain,
     /// Compressed (`-c`), as the image's header and [`crate::CompressOptions`] of its opening say. Clusters that don't
-    /// become shorter are plain, and so are those in which one source ends and another begins.
+    /// become shorter are plain, and so may be those in which one source ends and another begins.
     Compressed,
+}
+
+/// The order in which clusters or blocks of a new target get their places in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum PlaceOrder {
+    /// That of the disk, whatever is read or written first: a disk makes the same file every time, and lies in one piece. Not in
+    /// what this engine opens to write it: encrypted images, those with an external data file, in devices or on servers, and
+    /// targets that exist.
+    #[default]
+    OfDisk,
+    /// That in which they come (`-W`).
+    AsTheyCome,
+}
+
+/// Identities of a new image, in formats that have such.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Identities {
+    /// Derived from that of the source, if it is one image that has one; else drawn.
+    #[default]
+    OfSource,
+    /// Derived from this number (`--seed`): the same number makes the same identities.
+    Seed(u64),
 }
 
 /// The answer to a source that can't be read.
@@ -81,6 +105,10 @@ pub struct ConvertOptions {
     pub copy: CopyMode,
     /// How clusters of the target are written. Default: [`TargetClusters::Plain`].
     pub clusters: TargetClusters,
+    /// The order of places in a new target. Default: [`PlaceOrder::OfDisk`].
+    pub order: PlaceOrder,
+    /// Identities of a new target. Default: [`Identities::OfSource`].
+    pub identities: Identities,
     /// The answer to a source that can't be read. Default: [`ReadErrors::Fail`].
     pub read_errors: ReadErrors,
     /// The part of each source that is copied, in bytes of its disk; what lies past its end does not count. All of it
@@ -104,6 +132,8 @@ zebu_storage::option_setters!(ConvertOptions {
     sparse_size: u64,
     copy: CopyMode,
     clusters: TargetClusters,
+    order: PlaceOrder,
+    identities: Identities,
     read_errors: ReadErrors,
     range: impl Into<Option<Range<u64>>>,
     bitmaps: CopyBitmaps,
@@ -121,6 +151,8 @@ impl Default for ConvertOptions {
             sparse_size: 4096,
             copy: CopyMode::Auto,
             clusters: TargetClusters::Plain,
+            order: PlaceOrder::OfDisk,
+            identities: Identities::OfSource,
             read_errors: ReadErrors::Fail,
             range: None,
             bitmaps: CopyBitmaps::default(),

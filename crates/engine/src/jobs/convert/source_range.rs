@@ -3,6 +3,7 @@
 //! A source that is open for writing may be written meanwhile: its bytes move to other places, and other bytes to theirs. So
 //! they are looked up once more, under the source's readers, which are left when the kernel is done.
 
+use crate::new_foreign::{FilePlace, GrowingFile};
 use crate::node::Driver;
 use crate::qcow2::map::mapping::Run;
 use crate::transfer::{FileRange, Transfer};
@@ -18,6 +19,25 @@ pub(super) struct SourceRange {
     /// Offset in bytes on the source's disk.
     offset: u64,
     place: FileRange,
+}
+
+/// Where a range is moved to.
+#[derive(Debug, Clone)]
+pub(super) enum Destination {
+    /// An offset of an image's disk, whole clusters.
+    Image(Image, u64),
+    /// Places in a file.
+    Places(GrowingFile, Vec<FilePlace>),
+}
+
+impl Destination {
+    /// Moves a range of a file here: how many bytes were moved, from its start on, and if not all, why not.
+    async fn fill(&self, worker: &Worker, how: Transfer, source: FileRange) -> Result<(u64, Option<Error>)> {
+        match self {
+            Self::Image(image, offset) => image.transfer_from(worker, how, source, *offset).await,
+            Self::Places(file, places) => Ok(file.transfer(worker, how, &source, places).await),
+        }
+    }
 }
 
 /// The end of an attempt to move a range.
@@ -51,19 +71,13 @@ impl SourceRange {
         Self { place: self.place.first(len), ..self.clone() }
     }
 
-    /// Moves it to `offset` of `target`, whole clusters.
-    pub(super) async fn move_to(
-        &self,
-        worker: &Worker,
-        how: Transfer,
-        target: &Image,
-        offset: u64,
-    ) -> Result<Moved> {
+    /// Moves it to its destination.
+    pub(super) async fn move_to(&self, worker: &Worker, how: Transfer, to: &Destination) -> Result<Moved> {
         let Some(source) = self.owner.as_ref().filter(|_| !sabotage::is(Fault::MoveFromOldPlace)) else {
-            let (len, refusal) = target.transfer_from(worker, how, self.place.clone(), offset).await?;
+            let (len, refusal) = to.fill(worker, how, self.place.clone()).await?;
             return Ok(Moved::Bytes(len, refusal));
         };
-        let (source, target, on) = (source.clone(), target.clone(), worker.uncounted());
+        let (source, to, on) = (source.clone(), to.clone(), worker.uncounted());
         let (from, place) = (self.offset, self.place.clone());
         worker
             .spawn(async move {
@@ -74,7 +88,7 @@ impl SourceRange {
                 if !is_in_place(&source, &on, from, &place).await? {
                     return Ok(Moved::Elsewhere);
                 }
-                let (len, refusal) = target.transfer_from(&on, how, place, offset).await?;
+                let (len, refusal) = to.fill(&on, how, place).await?;
                 Ok(Moved::Bytes(len, refusal))
             })
             .await

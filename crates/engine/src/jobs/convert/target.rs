@@ -1,16 +1,18 @@
 //! A target that the job makes.
 
-use super::options::{NewTarget, StreamedTarget, TargetClusters, TargetContent};
+use super::disk_order::Making;
+use super::options::{Identities, NewTarget, StreamedTarget, TargetClusters, TargetContent};
 use super::sink::{DiskOrder, Sink};
 use super::source_conflict::{check_open_file, check_target};
 use crate::create::new_file;
-use crate::image_stream::{ImageWriter, Packer};
+use crate::image_stream::{ImageWriter, Packer, PlacedImage};
 use crate::jobs::staging::{
     directory_of, from_io, publish_with, reserve_temporary_name, sync_directory_of, sync_files,
 };
 use crate::new_files::NewFiles;
 use crate::new_foreign::{self, BlockWriter, NewFiles as ForeignFiles, StreamWriter};
-use crate::progress::JobControl;
+use crate::node::Driver;
+use crate::qcow2::life::create::new_header;
 use crate::same_file::{self, FilePlace};
 use crate::{
     Access, Chain, CreateOptions, Error, ErrorKind, Format, Image, NewForeign, OpenOptions, Preallocation,
@@ -18,6 +20,8 @@ use crate::{
 };
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use zebu_foreign::Identity;
+use zebu_foreign::write::Birth;
 use zebu_storage::sync::Mutex;
 use zebu_storage::{File, FileKind, LockMode, OpenFlags, Worker};
 
@@ -33,6 +37,8 @@ pub(super) struct Made {
     data_file: Option<PathBuf>,
     /// Its storage, if it is no local file.
     elsewhere: Option<File>,
+    /// Its file and how it is opened, if it is made without that.
+    unopened: Option<(File, OpenOptions)>,
 }
 
 /// Makes the target for the `total` bytes of `sources` and opens it for writing.
@@ -41,7 +47,7 @@ pub(super) async fn make(
     sources: &[Image],
     target: NewTarget,
     total: u64,
-    control: &JobControl,
+    making: Making<'_>,
 ) -> Result<(Sink, TargetContent, Made)> {
     let NewTarget { path, mut create, open } = target;
     match create.size {
@@ -104,20 +110,30 @@ pub(super) async fn make(
     let new_data_file = data_file.as_deref().and_then(same_file::new_file_place);
 
     if let Some(new) = foreign {
+        let birth = identities(sources, making.options.identities);
         let flat = data_file.as_deref().map(|path| new_file(path, &create)).transpose()?;
         // Made just now: if this fails, it is gone again.
         if let Some(place) = &new_data_file {
             files.add(place);
         }
         let image = new_file(&work_path, &create)?;
-        let sink =
-            begin_foreign(worker, ForeignFiles { image, flat }, &create, &open, &new, &final_name).await?;
-        let made = Made { files, names, path: work_path, data_file, elsewhere };
+        let new_files = ForeignFiles { image, flat };
+        let sink = begin_foreign(worker, new_files, &create, &open, &new, (&final_name, birth)).await?;
+        let made = Made { files, names, path: work_path, data_file, elsewhere, unopened: None };
         return Ok((sink, TargetContent::Zero, made));
     }
     let format = create.format;
+    let in_order = elsewhere.is_none() && making.can_place(&create, &work_path);
+    if in_order && create.backing.is_none() {
+        // Before a file that exists is cut to nothing.
+        new_header(&create, create.size.unwrap_or(0)).map_err(|e| e.on(&work_path))?;
+        let file = new_file(&work_path, &create)?;
+        let (sink, open) = begin_qcow2(worker, &file, &create, open, 0, &making).await?;
+        let unopened = Some((file, open));
+        return Ok((sink, content, Made { files, names, path: work_path, data_file, elsewhere, unopened }));
+    }
     // If it fails, what it made is gone again; somebody else's file of that name is not ours to remove.
-    Image::create_controlled(worker, &work_path, &create, control).await?;
+    Image::create_controlled(worker, &work_path, &create, &making.options.control).await?;
     if let Some(data_file) = new_data_file {
         files.add(&data_file);
     }
@@ -127,14 +143,55 @@ pub(super) async fn make(
         chain: Chain::Follow,
         purpose: Purpose::Io,
         snapshot: None,
-        keys: match create.encryption.and_then(|encryption| encryption.passphrase) {
+        keys: match create.encryption.as_ref().and_then(|encryption| encryption.passphrase.clone()) {
             Some(passphrase) => open.keys.with(0, passphrase),
             None => open.keys,
         },
         ..open
     };
     let image = Image::open(worker, &work_path, &options).await?;
-    Ok((Sink::Image(image), content, Made { files, names, path: work_path, data_file, elsewhere }))
+    let mut made = Made { files, names, path: work_path, data_file, elsewhere, unopened: None };
+    if in_order && let Some(backing) = image.backing() {
+        let shown = backing.virtual_size();
+        image.close(worker).await?;
+        drop(image);
+        // The empty image has shown that its backing file can be read. It goes, so that there is none before the end.
+        let file = new_file(&made.path, &create)?;
+        let (sink, open) = begin_qcow2(worker, &file, &create, options, shown, &making).await?;
+        made.unopened = Some((file, open));
+        return Ok((sink, content, made));
+    }
+    Ok((Sink::Image(image), content, made))
+}
+
+/// Begins a qcow2 image, whose clusters get their places in the order of the disk, in an empty file. `shown`: bytes of its backing
+/// file's disk.
+async fn begin_qcow2(
+    worker: &Worker,
+    file: &File,
+    create: &CreateOptions,
+    open: OpenOptions,
+    shown: u64,
+    making: &Making<'_>,
+) -> Result<(Sink, OpenOptions)> {
+    let size = create.size.unwrap_or(0);
+    let sink = match making.options.clusters {
+        TargetClusters::Plain => {
+            let moves = making.try_moves(worker, file).await?;
+            let writer = Box::new(PlacedImage::new(file.clone(), create, size, shown)?);
+            Sink::Clusters { writer, moves }
+        }
+        TargetClusters::Compressed => {
+            let method = open.compress.method(create.compression).map_err(|e| e.on(file.path()))?;
+            let packing = Packer::new(Some(method), &open.compress.pool, create.cluster_size);
+            let writer = ImageWriter::new(file.clone(), create, size)?;
+            let (path, size) = (file.path().to_owned(), writer.virtual_size());
+            let writer = Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer))));
+            Sink::Stream { path, size, shown, packing, writer }
+        }
+    };
+    let open = OpenOptions { format: Some(create.format), access: Access::ReadWrite, snapshot: None, ..open };
+    Ok((sink, open))
 }
 
 /// Begins a new image in a file that can't be changed, for the `total` bytes of the sources.
@@ -155,19 +212,38 @@ pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClus
         TargetClusters::Compressed => Some(compress.method(create.compression).map_err(|e| e.on(&path))?),
     };
     let packing = Packer::new(method, &compress.pool, create.cluster_size);
-    let writer = ImageWriter::new(file, &create, size)?;
+    let writer = ImageWriter::unchangeable(file, &create, size)?;
     let size = writer.virtual_size();
-    Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer)))) })
+    let writer = Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer))));
+    Ok(Sink::Stream { path, size, shown: 0, packing, writer })
 }
 
-/// Begins a new image of another program, whose name will be `name` at last.
+/// The identities of a new image of another program.
+fn identities(sources: &[Image], wanted: Identities) -> Birth {
+    match (wanted, sources) {
+        (Identities::Seed(seed), _) => new_foreign::birth_from(&seed.to_le_bytes()),
+        (Identities::OfSource, [source]) => match &source.0.driver {
+            Driver::Foreign(foreign) => match foreign.disk().identity() {
+                Some(Identity::Cid(cid)) => new_foreign::birth_from(&cid.to_le_bytes()),
+                Some(Identity::Uuid(uuid) | Identity::Uuids { image: uuid, .. }) => {
+                    new_foreign::birth_from(&uuid)
+                }
+                _ => new_foreign::birth(),
+            },
+            Driver::Qcow2(_) | Driver::Raw(_) => new_foreign::birth(),
+        },
+        (Identities::OfSource, _) => new_foreign::birth(),
+    }
+}
+
+/// Begins a new image of another program, with the name that it will have at last, and its identities.
 async fn begin_foreign(
     worker: &Worker,
     files: ForeignFiles,
     create: &CreateOptions,
     open: &OpenOptions,
     new: &NewForeign,
-    name: &str,
+    (name, birth): (&str, Birth),
 ) -> Result<Sink> {
     let size = create.size.unwrap_or(0);
     match new {
@@ -175,15 +251,30 @@ async fn begin_foreign(
             let path = files.image.path().to_owned();
             let method = open.compress.zlib().map_err(|e| e.on(&path))?;
             let packing = Packer::new(Some(method), &open.compress.pool, StreamWriter::BLOCK);
-            let writer = StreamWriter::new(files.image, vmdk, size, name)?;
+            let writer = StreamWriter::new(files.image, vmdk, size, name, &birth)?;
             let size = writer.virtual_size();
-            Ok(Sink::Stream { path, size, packing, writer: Mutex::new(Some(DiskOrder::Foreign(writer))) })
+            let writer = Mutex::new(Some(DiskOrder::Foreign(writer)));
+            Ok(Sink::Stream { path, size, shown: 0, packing, writer })
         }
-        _ => Ok(Sink::Blocks(BlockWriter::new(worker, files, new, size, name).await?)),
+        _ => Ok(Sink::Blocks(BlockWriter::new(worker, files, new, size, name, &birth).await?)),
     }
 }
 
 impl Made {
+    /// Opens a target that is complete, and was not open before.
+    pub(super) async fn open(&self, worker: &Worker) -> Result<Image> {
+        let Some((_, options)) = &self.unopened else {
+            return Err(Error::new(ErrorKind::Unsupported, "the target is open").on(&self.path));
+        };
+        self.unlock()?;
+        Image::open(worker, &self.path, options).await
+    }
+
+    fn unlock(&self) -> Result<()> {
+        let unlocked = self.unopened.as_ref().map_or(Ok(()), |(file, _)| file.unlock());
+        unlocked.map_err(|e| Error::from(e).on(&self.path))
+    }
+
     /// Ends the job: a target that is complete is closed, made durable and given its name; of one that is not, nothing
     /// stays but what was there before. Gives the job's own error back, if it had one.
     pub(super) async fn finish(mut self, worker: &Worker, target: &Sink, copied: Result<()>) -> Result<()> {
@@ -196,6 +287,7 @@ impl Made {
             return Err(error);
         }
         target.finish(worker).await?;
+        self.unlock()?;
         if let Some((temporary, path)) = self.names.take() {
             let (data_file, files) = (self.data_file.take(), std::mem::take(&mut self.files));
             worker.run_blocking(move || publish_with(files, &temporary, &path, data_file.as_deref())).await?;

@@ -29,9 +29,11 @@ pub(super) async fn run(worker: &Worker, job: &Arc<Job>, options: &ConvertOption
 /// Does the share of one thread: one task walks the mapping, the others move the data that it finds.
 async fn run_share(worker: &Worker, job: &Arc<Job>, thread: usize) {
     let in_order = job.target.is_stream();
+    let _failing = FailOnPanic(job);
     let mover = |own: Worker, queue| {
         let job = Arc::clone(job);
         async move {
+            let _failing = FailOnPanic(&job);
             if in_order {
                 pack_pieces(&own, &job, &queue).await;
             } else {
@@ -106,9 +108,7 @@ struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.job.fail(Error::new(ErrorKind::Panicked, "a thread of the conversion panicked"));
-        }
+        self.job.fail_if_panicking();
         let mut running = self.others.0.lock();
         running.threads -= 1;
         let waiting = running.waiting.take();
@@ -116,6 +116,15 @@ impl Drop for Ticket {
         if let Some(waker) = waiting {
             waker.wake();
         }
+    }
+}
+
+/// Stops the job if the task that holds this panics.
+struct FailOnPanic<'a>(&'a Job);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.fail_if_panicking();
     }
 }
 

@@ -10,9 +10,10 @@ use crate::transfer::FileRange;
 use crate::{Extent, ExtentKind, Result};
 use zebu_storage::Worker;
 
-/// Most bytes of a piece that is zeroed, or copied by the kernel: so many pass between two looks at a cancellation.
+/// Most bytes of a piece that is zeroed, and most clusters where each has an entry of its own: so many pass between two looks at a
+/// cancellation.
 const MAX_ZERO: u64 = 1 << 30;
-const MAX_RANGE: u64 = 16 << 20;
+const MAX_ZERO_CLUSTERS: u64 = 1 << 14;
 /// Longest run of zeroes between two ranges of data that is read along with them: two more requests cost more than so
 /// many bytes. The scan finds the zeroes again, so the target gets no byte more.
 const MAX_GAP: u64 = 32 << 10;
@@ -59,9 +60,9 @@ impl Rules {
     }
 }
 
-/// Where clusters are compressed, one that is moved in part is moved whole; `end` is as far as the source goes.
+/// Where clusters are compressed, or hide the backing file, one that is moved in part is moved whole; `end` is as far as the source goes.
 fn whole_clusters(job: &Job, action: Action, start: u64, until: u64, end: u64) -> (Action, u64) {
-    let Some(cluster) = job.compressed else { return (action, until) };
+    let Some(cluster) = job.whole else { return (action, until) };
     let up = |offset: u64| offset.checked_next_multiple_of(cluster.get()).map_or(end, |up| up.min(end));
     let down = until / cluster * cluster.get();
     match action {
@@ -148,7 +149,7 @@ impl Walker<'_> {
             match action {
                 Action::Skip => {
                     if !(extent.is_zero() && self.bridges(index, position, until)) {
-                        self.skip(until - position);
+                        self.skip(position, until - position);
                     }
                 }
                 Action::Zero => self.zero(position, until).await,
@@ -173,11 +174,9 @@ impl Walker<'_> {
             ExtentKind::Data { host } if !extent.hole => part.image.data_file_at(extent.depth).map(|file| {
                 let offset = part.in_source(start);
                 let into_extent = offset.saturating_sub(extent.offset);
-                let place = FileRange {
-                    file: file.clone(),
-                    offset: host.saturating_add(into_extent),
-                    len: end - start,
-                };
+                // A cluster that is moved whole may reach beyond it.
+                let len = (end - start).min(extent.len.saturating_sub(into_extent));
+                let place = FileRange { file: file.clone(), offset: host.saturating_add(into_extent), len };
                 SourceRange::new(&part.image, extent.depth, offset, place)
             }),
             _ => None,
@@ -196,14 +195,14 @@ impl Walker<'_> {
                 self.copy(index, start, offloaded.start).await;
                 self.copy(index, offloaded.end, end).await;
             }
-            Offload::Range(offloaded) => {
+            Offload::Range(offloaded, how, most) => {
                 self.copy(index, start, offloaded.start).await;
                 self.emit_pending().await;
                 let mut at = offloaded.start;
                 while at < offloaded.end && !job.is_stopped() {
-                    let len = (offloaded.end - at).min(MAX_RANGE);
+                    let len = (offloaded.end - at).min(most);
                     let source = source.from(at - start).first(len);
-                    self.queue.push(Piece::Range { part: index, source, offset: at }).await;
+                    self.queue.push(Piece::Range { part: index, source, offset: at, how }).await;
                     at += len;
                 }
                 self.copy(index, offloaded.end, end).await;
@@ -212,7 +211,8 @@ impl Walker<'_> {
         Ok(())
     }
 
-    fn skip(&self, len: u64) {
+    fn skip(&self, start: u64, len: u64) {
+        self.job.pass(start, len);
         self.job.count(|report| report.skipped += len);
         self.job.advance(len);
     }
@@ -241,9 +241,11 @@ impl Walker<'_> {
 
     async fn zero(&mut self, start: u64, end: u64) {
         self.emit_pending().await;
+        let clusters = self.job.whole.map(|cluster| cluster.get().saturating_mul(MAX_ZERO_CLUSTERS));
+        let most = clusters.map_or(MAX_ZERO, |clusters| clusters.min(MAX_ZERO));
         let mut at = start;
         while at < end && !self.job.is_stopped() {
-            let len = (end - at).min(MAX_ZERO);
+            let len = (end - at).min(most);
             self.queue.push(Piece::Zero { offset: at, len }).await;
             at += len;
         }
@@ -273,7 +275,7 @@ impl Walker<'_> {
     async fn emit_pending(&mut self) {
         if let Some(PendingCopy { part, offset, len, gap }) = self.pending.take() {
             self.queue.push(Piece::Copy { part, offset, len }).await;
-            self.skip(gap as u64);
+            self.skip(offset + len as u64, gap as u64);
         }
     }
 }
