@@ -10,6 +10,7 @@ use crate::sync::Mutex;
 use crate::{Error, ErrorKind, Preallocation, Result};
 use std::ops::Range;
 use std::path::Path;
+use zebu_qcow2::Header;
 use zebu_qcow2::stream::{ImageStream, StreamError};
 use zebu_storage::{File, FileKind, IoBufs, Worker};
 
@@ -103,7 +104,7 @@ impl ImageWriter {
     /// # Errors
     /// Options contradict each other.
     pub(crate) fn new(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
-        let (stream, size) = begin(&file, create, size)?;
+        let (stream, size) = begin(&file, create, size, ImageStream::new)?;
         Ok(Self { file: FileAppender::new(file, create.cluster_size), stream, size })
     }
 
@@ -154,7 +155,7 @@ impl ImageWriter {
         self.file.gathered().extend_from_slice(&bytes);
         drop(bytes);
         let file = self.file.write_rest(worker).await?;
-        end(worker, file, &first).await?;
+        end(worker, file, &first, first.len() as u64).await?;
         Ok(self.file.len())
     }
 }
@@ -194,7 +195,7 @@ impl PlacedImage {
     /// # Errors
     /// Options contradict each other.
     pub(crate) fn new(file: File, create: &CreateOptions, size: u64, shown: u64) -> Result<Self> {
-        let (stream, size) = begin(&file, create, size)?;
+        let (stream, size) = begin(&file, create, size, ImageStream::placed)?;
         let file = GrowingFile::new(file, u64::MAX);
         let zeroes = if create.version < 3 { Zeroes::Holes } else { Zeroes::Marked };
         let layout = Mutex::new(PlacedClusters { stream, last: None, is_finished: false });
@@ -265,10 +266,7 @@ impl PlacedImage {
             };
             done.map_err(|e| self.error(&e))?;
         }
-        let (host, bytes) = layout.stream.take();
-        if !bytes.is_empty() {
-            places.push(FilePlace::Table { host, bytes });
-        }
+        layout.add_tables(places);
         Ok(())
     }
 
@@ -282,19 +280,22 @@ impl PlacedImage {
     /// # Errors
     /// The file's.
     pub(crate) async fn finish(&self, worker: &Worker) -> Result<()> {
-        let finished = {
+        let (finished, tables) = {
             let mut layout = self.layout.lock();
             if std::mem::replace(&mut layout.is_finished, true) {
                 return Ok(());
             }
-            layout.stream.finish()
+            (layout.stream.finish(), layout.stream.take_tables())
         };
         let (at, bytes, first) = finished.map_err(|e| self.error(&e))?;
+        for (at, table) in tables {
+            self.file.write_bytes(worker, at, &table).await?;
+        }
         let whole = at.saturating_add(bytes.len() as u64);
         self.file.write_bytes(worker, at, &bytes).await?;
         drop(bytes);
         self.file.set_len(worker, whole).await?;
-        end(worker, &self.file, &first).await
+        end(worker, &self.file, &first, self.cluster).await
     }
 
     fn error(&self, error: &StreamError) -> Error {
@@ -308,28 +309,40 @@ impl PlacedClusters {
         if let Some((_, host)) = self.last.filter(|(last, _)| *last == index) {
             return Ok(host);
         }
-        let place = self.stream.place(index)?;
-        let (host, bytes) = place.before;
-        if !bytes.is_empty() {
-            places.push(FilePlace::Table { host, bytes });
-        }
-        self.last = Some((index, place.host));
-        Ok(place.host)
+        let host = self.stream.place(index)?;
+        self.add_tables(places);
+        self.last = Some((index, host));
+        Ok(host)
+    }
+
+    fn add_tables(&mut self, places: &mut Vec<FilePlace>) {
+        let tables = self.stream.take_tables().into_iter();
+        places.extend(tables.map(|(host, bytes)| FilePlace::Table { host, bytes }));
     }
 }
 
 /// The layout of a new image and the bytes of its disk.
-fn begin(file: &File, create: &CreateOptions, size: u64) -> Result<(ImageStream, u64)> {
+fn begin(
+    file: &File,
+    create: &CreateOptions,
+    size: u64,
+    layout: fn(Header) -> std::result::Result<ImageStream, StreamError>,
+) -> Result<(ImageStream, u64)> {
     let size = size.checked_next_multiple_of(512).ok_or_else(|| {
         Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
     })?;
     let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
-    let stream = ImageStream::new(header).map_err(|e| stream_error(file, &e))?;
+    let stream = layout(header).map_err(|e| stream_error(file, &e))?;
     Ok((stream, size))
 }
 
-/// Writes the first cluster, which makes an image of the file, when all else is durable.
-async fn end(worker: &Worker, file: &GrowingFile, first: &[u8]) -> Result<()> {
+/// Writes the first bytes of a file: last of all those of the header, `header` bytes, which make an image of it when all else is
+/// durable.
+async fn end(worker: &Worker, file: &GrowingFile, first: &[u8], header: u64) -> Result<()> {
+    let (first, tables) = first.split_at((header as usize).min(first.len()));
+    if !tables.is_empty() {
+        file.write_bytes(worker, header, tables).await?;
+    }
     if file.file().kind() == FileKind::Regular {
         file.flush(worker).await?;
     }

@@ -10,12 +10,11 @@ fn cut(scratch: &Scratch, name: &str, len: usize) {
     scratch.write(name, &whole[..whole.len() - len]);
 }
 
-/// An image of 4 MiB that lacks its last one, an overlay of it, and a whole image of the same disk. Tables lie in
-/// front of the data.
+/// An image of 4 MiB that lacks its last one, an overlay of it, and a whole image of the same disk.
 fn images(scratch: &Scratch) {
     scratch.write("disk", &noise(3, 4 * MIB));
-    scratch.zebu(&words("convert -W -f raw -O qcow2 disk whole.qcow2")).ok();
-    scratch.zebu(&words("convert -W -f raw -O qcow2 disk cut.qcow2")).ok();
+    scratch.zebu(&words("convert -f raw -O qcow2 disk whole.qcow2")).ok();
+    scratch.zebu(&words("convert -f raw -O qcow2 disk cut.qcow2")).ok();
     cut(scratch, "cut.qcow2", MIB);
     scratch.zebu(&words("create -q -f qcow2 -b cut.qcow2 -F qcow2 top.qcow2")).ok();
 }
