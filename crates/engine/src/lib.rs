@@ -147,11 +147,11 @@ pub mod storage {
     #[cfg(feature = "vm-memory")]
     pub use zebu_storage::GuestBuffers;
     pub use zebu_storage::{
-        Access, Alignment, Background, CacheChoice, CacheUse, Completer, Create, DetachedWorker, Engine,
-        File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoBufsIntoIter, IoError, IoErrorKind,
-        IoMemory, IoStats, JoinHandle, LockMode, LockWait, LongWait, Op, OpenFlags, PAGE, Patience, Running,
-        SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities, StorageDone, StorageOp, Vanished,
-        Worker, WorkerConfig, WorkerKind,
+        Access, Alignment, Background, CacheChoice, CacheUse, Commands, Completer, Create, DetachedWorker,
+        Engine, File, FileExtent, FileId, FileKind, FsKind, IoBuf, IoBufs, IoBufsIntoIter, IoError,
+        IoErrorKind, IoMemory, IoStats, JoinHandle, LockMode, LockWait, LongWait, Op, OpenFlags, PAGE,
+        Patience, Running, SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE, Storage, StorageAbilities, StorageDone,
+        StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
     };
 }
 

@@ -10,7 +10,7 @@ use crate::error::{IoError, IoErrorKind, Op};
 use crate::fork_mark::ForkMark;
 use crate::sync::{Condvar, Mutex, MutexGuard, WaitList};
 use crate::worker::Worker;
-use crate::worker_types::{Engine, WorkerConfig, WorkerKind};
+use crate::worker_types::{Commands, Engine, WorkerConfig, WorkerKind};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,7 +136,13 @@ impl Background {
     /// # Errors
     /// As of [`Background::start`].
     pub fn small(engine: Engine) -> Result<Self, IoError> {
-        Self::start(&WorkerConfig { engine, depth: DEPTH, threads: THREADS, pool_bytes: POOL_BYTES })
+        Self::start(&WorkerConfig {
+            engine,
+            depth: DEPTH,
+            threads: THREADS,
+            pool_bytes: POOL_BYTES,
+            commands: Commands::Refused,
+        })
     }
 
     /// Starts a worker, for whoever has none to start it beside.
@@ -254,7 +260,13 @@ fn config_beside(kind: WorkerKind) -> WorkerConfig {
         WorkerKind::Threads => Engine::Threads,
         WorkerKind::IoUring | WorkerKind::Simulated => Engine::Auto,
     };
-    WorkerConfig { engine, depth: DEPTH, threads: THREADS, pool_bytes: POOL_BYTES }
+    WorkerConfig {
+        engine,
+        depth: DEPTH,
+        threads: THREADS,
+        pool_bytes: POOL_BYTES,
+        commands: Commands::Refused,
+    }
 }
 
 /// Starts a thread with a worker, and waits until the worker is there.

@@ -41,7 +41,7 @@ pub(crate) fn ring(
 
 #[cfg(feature = "io-uring")]
 fn make(config: &WorkerConfig, notifier: &Arc<Notifier>, submitter: Submitter) -> Result<Ring, IoError> {
-    Ring::new(config.depth, Arc::clone(notifier), submitter).map_err(|refused| {
+    Ring::new(config, Arc::clone(notifier), submitter).map_err(|refused| {
         IoError::of_file(Op::Setup, IoErrorKind::Os(refused.errno), "").with_detail(refused.reason)
     })
 }

@@ -76,6 +76,17 @@ pub(crate) enum SocketOp {
     Send,
     /// As `Send`, with the next system call that the worker makes anyway.
     SendLazily,
+    /// The driver of the device has done what the command asks of it.
+    Command(DeviceCommand),
+}
+
+/// A command for the driver of a device (`IORING_OP_URING_CMD`), which reads and writes one buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceCommand {
+    /// The driver's number of it.
+    pub code: u32,
+    /// Its bytes before the buffer's address, which is the last eight.
+    pub head: [u8; 8],
 }
 
 impl SocketOp {
@@ -126,6 +137,8 @@ impl SocketRequest {
                     self.socket.read(&mut parts)
                 }
                 SocketOp::Send | SocketOp::SendLazily => self.send_some(),
+                // Drivers take commands from rings only.
+                SocketOp::Command(_) => Err(Errno::OPNOTSUPP),
             };
             match moved {
                 Ok(moved) => {

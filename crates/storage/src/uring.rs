@@ -23,6 +23,7 @@ use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
 use crate::threads::Threads;
 use crate::uring_rights::restrict;
 use crate::uring_sockets::{CANCELLATION, SOCKET, UringSockets};
+use crate::worker_types::WorkerConfig;
 use foldhash::HashMap;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
@@ -153,10 +154,14 @@ pub(crate) enum Submitter {
 }
 
 impl Uring {
-    /// A ring for about `depth` operations at a time.
-    pub(crate) fn new(depth: u32, notifier: Arc<Notifier>, submitter: Submitter) -> Result<Self, Refused> {
+    /// A ring for about as many operations at a time as `config` says.
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        notifier: Arc<Notifier>,
+        submitter: Submitter,
+    ) -> Result<Self, Refused> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        let entries = depth.clamp(8, 16_384).next_power_of_two();
+        let entries = config.depth.clamp(8, 16_384).next_power_of_two();
         let mut ring = build(entries, submitter).map_err(|error| Refused::new("io_uring_setup", &error))?;
         let features = ring.params();
         // Waiting with a timeout (5.11); completions are never dropped, vectors are read at submission (5.5).
@@ -169,7 +174,7 @@ impl Uring {
                 reason: "io_uring_setup: the kernel's is too old".to_owned(),
             });
         }
-        restrict(&ring).map_err(|error| Refused::new("io_uring_register", &error))?;
+        restrict(&ring, config.commands).map_err(|error| Refused::new("io_uring_register", &error))?;
         let usable = ring.submitter().register_files_sparse(FILES).is_ok();
         let can_register_buffers = ring.submitter().register_buffers_sparse(BUFFERS).is_ok();
         if submitter == Submitter::Maker {
@@ -591,6 +596,7 @@ impl Drop for Uring {
             self.reap(&mut done);
             self.backlog.clear();
         }
+        self.sockets.leave_commands();
     }
 }
 

@@ -5,6 +5,7 @@
 //! and once.
 
 use crate::thread_rights::RING_REGISTRATIONS;
+use crate::worker_types::Commands;
 use io_uring::register::Restriction;
 use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode};
@@ -26,11 +27,14 @@ const OPERATIONS: [u8; 11] = [
 ];
 
 /// Lets the ring, which is not enabled yet, do nothing but what a worker asks for.
-pub(crate) fn restrict(ring: &IoUring) -> io::Result<()> {
+pub(crate) fn restrict(ring: &IoUring, commands: Commands) -> io::Result<()> {
     let flags = Flags::ASYNC | Flags::FIXED_FILE | Flags::SKIP_SUCCESS;
     let operations = OPERATIONS.map(Restriction::sqe_op).into_iter();
     let registrations = RING_REGISTRATIONS.map(Restriction::register_op).into_iter();
     let mut restrictions: Vec<Restriction> = operations.chain(registrations).collect();
+    if commands == Commands::Taken {
+        restrictions.push(Restriction::sqe_op(opcode::UringCmd16::CODE));
+    }
     restrictions.push(Restriction::sqe_flags_allowed(flags.bits()));
     ring.submitter().register_restrictions(&mut restrictions)
 }
@@ -61,7 +65,7 @@ mod tests {
                 return;
             };
             if is_restricted {
-                restrict(&ring).unwrap();
+                restrict(&ring, Commands::Refused).unwrap();
             }
             ring.submitter().register_enable_rings().unwrap();
             for entry in [&socket, &open, &socket.clone().flags(Flags::ASYNC), &linked] {
@@ -69,7 +73,7 @@ mod tests {
                 assert_eq!(result == -libc::EACCES, is_restricted, "{entry:?}: {result}");
             }
             assert_eq!(result_of(&mut ring, &opcode::Fsync::new(fd).build()), 0);
-            let again = restrict(&ring);
+            let again = restrict(&ring, Commands::Refused);
             assert!(again.is_err(), "a ring that is enabled is not restricted anew");
             let probed = ring.submitter().register_probe(&mut io_uring::Probe::new());
             assert_eq!(probed.is_err(), is_restricted);

@@ -5,8 +5,10 @@
 //! A *lazy* send goes along with the call that waits and makes no completion where it succeeds, or it would end the wait.
 //! It must not wait itself (`MSG_DONTWAIT`) and must take all (`MSG_WAITALL`): so it is over when the kernel took it from
 //! the queue, and a completion in that moment says that it failed or was cut short; then it goes on as an ordinary one.
+//!
+//! A *command* belongs to a device's driver, which can't be asked to give it back. The end of the ring does not wait for it.
 
-use crate::socket::{SocketCompletion, SocketOp, SocketRequest};
+use crate::socket::{DeviceCommand, SocketCompletion, SocketOp, SocketRequest};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode};
@@ -93,6 +95,13 @@ impl UringSockets {
                 }
                 _ => opcode::Readv::new(fd, base, count as u32).offset(u64::MAX).build(),
             },
+            SocketOp::Command(DeviceCommand { code, head }) => {
+                let address = slot.vectors.first().map_or(0, |only| only.iov_base as u64);
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&head);
+                bytes[8..].copy_from_slice(&address.to_ne_bytes());
+                opcode::UringCmd16::new(fd, code).cmd(bytes).build()
+            }
             SocketOp::Send | SocketOp::SendLazily => {
                 slot.header.msg_iov = base.cast_mut();
                 slot.header.msg_iovlen = count as _;
@@ -105,7 +114,7 @@ impl UringSockets {
         if push(ring, &entry.user_data(SOCKET | id as u64)) {
             if slot.is_lazy {
                 self.lazy.push(id);
-            } else {
+            } else if !is_command(slot) {
                 self.in_ring += 1;
             }
         } else if let Some(request) = slot.request.take() {
@@ -115,7 +124,10 @@ impl UringSockets {
 
     /// Asks the kernel to end an operation; its completion comes in any case.
     pub(crate) fn cancel(&mut self, ring: &mut IoUring, id: usize) {
-        if self.slots.get(id).and_then(Option::as_ref).is_some_and(|slot| slot.request.is_some()) {
+        if let Some(slot) = self.slots.get(id).and_then(Option::as_deref)
+            && slot.request.is_some()
+            && !is_command(slot)
+        {
             let entry = opcode::AsyncCancel::new(SOCKET | id as u64).build().user_data(CANCELLATION);
             // If the ring takes nothing any more, the operation ends with the socket.
             let _ = push(ring, &entry);
@@ -130,11 +142,12 @@ impl UringSockets {
         let was_polled = std::mem::take(&mut slot.is_polled);
         if was_lazy {
             self.lazy.retain(|&other| other != id);
-        } else {
+        } else if !is_command(slot) {
             self.in_ring -= 1;
         }
         let Some(request) = slot.request.as_mut() else { return };
         let outcome = match usize::try_from(result) {
+            _ if is_a_command(request.op) => Some(usize::try_from(result).map_err(|_| -result)),
             // The operation itself says what is wrong, if anything.
             Ok(_) if was_polled => None,
             Ok(_) if request.op == SocketOp::Readable => Some(Ok(0)),
@@ -198,6 +211,11 @@ impl UringSockets {
         }
     }
 
+    /// The ring ends: what drivers may still write to is never freed.
+    pub(crate) fn leave_commands(&mut self) {
+        self.slots.drain(..).flatten().filter(|slot| is_command(slot)).for_each(std::mem::forget);
+    }
+
     /// Whether [`UringSockets::reap`] would find something.
     pub(crate) fn has_completions(&self) -> bool {
         !self.done.is_empty() || !self.lazy.is_empty()
@@ -207,6 +225,15 @@ impl UringSockets {
     pub(crate) fn reap(&mut self, done: &mut Vec<SocketCompletion>) {
         done.append(&mut self.done);
     }
+}
+
+fn is_a_command(op: SocketOp) -> bool {
+    matches!(op, SocketOp::Command(_))
+}
+
+/// Whether a driver has the operation.
+fn is_command(slot: &Slot) -> bool {
+    slot.request.as_ref().is_some_and(|request| is_a_command(request.op))
 }
 
 /// Queues an entry, making room for it if there is none.

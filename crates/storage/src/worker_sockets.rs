@@ -1,7 +1,7 @@
 //! The worker's operations on sockets.
 
-use crate::buf::IoBufs;
-use crate::socket::{Socket, SocketCompletion, SocketOp, SocketRequest};
+use crate::buf::{IoBuf, IoBufs};
+use crate::socket::{DeviceCommand, Socket, SocketCompletion, SocketOp, SocketRequest};
 use crate::socket_ops::State;
 use crate::worker::Worker;
 use std::future::Future;
@@ -48,6 +48,24 @@ impl Worker {
         bufs: IoBufs,
     ) -> impl Future<Output = (io::Result<usize>, IoBufs)> + Unpin + '_ {
         self.socket_operation(socket, SocketOp::SendLazily, bufs)
+    }
+
+    /// Gives a command to the driver of `device`, which may wait for as long as it likes, and says what the driver answered. The
+    /// command is under way from this call on. One whose future is dropped stays with the driver, and so does its buffer, which is
+    /// never freed if the worker ends first. Takes a worker on a ring that may ([`WorkerConfig::commands`](crate::WorkerConfig)).
+    ///
+    /// # Safety
+    /// For this command, the driver reads and writes no memory but that of `buf`, and that only until the command ends.
+    ///
+    /// # Errors
+    /// The driver's, or that the worker has no ring that takes commands.
+    pub unsafe fn command(
+        &self,
+        device: &Socket,
+        command: DeviceCommand,
+        buf: IoBuf,
+    ) -> impl Future<Output = (io::Result<usize>, IoBufs)> + Unpin + '_ {
+        self.socket_operation(device, SocketOp::Command(command), buf.into())
     }
 
     fn socket_operation(&self, socket: &Socket, op: SocketOp, bufs: IoBufs) -> SocketOperation<'_> {

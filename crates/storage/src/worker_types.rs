@@ -25,13 +25,37 @@ pub struct WorkerConfig {
     pub threads: usize,
     /// Bytes of free buffers that the pool keeps for reuse.
     pub pool_bytes: usize,
+    /// Commands for drivers.
+    pub commands: Commands,
 }
 
-crate::option_setters!(WorkerConfig { engine: Engine, depth: u32, threads: usize, pool_bytes: usize });
+crate::option_setters!(WorkerConfig {
+    engine: Engine,
+    depth: u32,
+    threads: usize,
+    pool_bytes: usize,
+    commands: Commands
+});
+
+/// Whether a worker's ring takes commands for the drivers of devices (`Worker::command`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Commands {
+    /// It refuses them, for good.
+    #[default]
+    Refused,
+    /// It takes them.
+    Taken,
+}
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { engine: Engine::Auto, depth: 256, threads: 16, pool_bytes: 8 << 20 }
+        Self {
+            engine: Engine::Auto,
+            depth: 256,
+            threads: 16,
+            pool_bytes: 8 << 20,
+            commands: Commands::Refused,
+        }
     }
 }
 
