@@ -94,6 +94,7 @@ mod sync;
 mod transfer;
 pub mod verdict;
 mod vm_state;
+mod write_back;
 
 pub use backing::BackingReference;
 pub use bitmaps::{BitmapRecording, DirtyBits, NewBitmap};

@@ -15,6 +15,7 @@ mod rounds;
 mod tokio_tasks;
 mod vanished;
 mod wakes;
+mod written_back;
 
 use std::path::{Path, PathBuf};
 use zebu::storage::Engine;
