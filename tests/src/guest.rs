@@ -72,7 +72,7 @@ impl Guest {
     pub fn prepare(cache: &Path) -> Result<Self, String> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let root = cache.join("root");
-        get_kernel(cache, &root)?;
+        get_kernel(cache, &root, META_PACKAGE)?;
         let kernel = only(&root.join("boot"), "vmlinuz-")?;
         let modules = only(&root.join("lib/modules"), "")?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -115,7 +115,7 @@ impl Drop for Guest {
     }
 }
 
-fn program(name: &str) -> Result<PathBuf, String> {
+pub(crate) fn program(name: &str) -> Result<PathBuf, String> {
     find(name).ok_or_else(|| format!("{name} is missing: `cargo xtask setup` installs it"))
 }
 
@@ -123,8 +123,9 @@ fn succeed(finished: Finished) -> Result<Finished, String> {
     if finished.code == Some(0) { Ok(finished) } else { Err(finished.to_string()) }
 }
 
-/// Gets a kernel and unpacks it at `root`, unless it is there. The tests of a program do so one after another.
-fn get_kernel(cache: &Path, root: &Path) -> Result<(), String> {
+/// Gets the kernel that the package `meta` means and unpacks it at `root`, unless it is there. The tests of a program do so one
+/// after another.
+pub(crate) fn get_kernel(cache: &Path, root: &Path, meta: &str) -> Result<(), String> {
     let told = |e: io::Error| format!("{}: {e}", cache.display());
     fs::create_dir_all(cache).map_err(told)?;
     let lock = fs::File::create(cache.join("lock")).map_err(told)?;
@@ -134,7 +135,7 @@ fn get_kernel(cache: &Path, root: &Path) -> Result<(), String> {
     }
     let fresh = cache.join("fresh");
     let mut failures = String::new();
-    for kernel in kernels(cache)? {
+    for kernel in kernels(cache, meta)? {
         // What an earlier attempt left is not in the way, and not taken for a package.
         let _ = fs::remove_dir_all(&fresh);
         fs::create_dir(&fresh).map_err(told)?;
@@ -158,12 +159,12 @@ fn unpack(dir: &Path, kernel: &str) -> Result<PathBuf, String> {
 
 /// Packages of kernels: the one that the release means, and a few of the same series for a time when that one can't be
 /// had (an archive in the middle of an update).
-fn kernels(dir: &Path) -> Result<Vec<String>, String> {
+fn kernels(dir: &Path, meta: &str) -> Result<Vec<String>, String> {
     let apt_cache = program("apt-cache")?;
-    let depends = succeed(run_in(dir, &apt_cache, ["depends", "--important", META_PACKAGE]))?;
+    let depends = succeed(run_in(dir, &apt_cache, ["depends", "--important", meta]))?;
     let meant =
         depends.stdout.lines().find_map(|line| line.trim().strip_prefix("Depends: ")).ok_or_else(|| {
-            format!("apt knows no kernel: {META_PACKAGE} depends on nothing (is `apt-get update` due?)")
+            format!("apt knows no kernel: {meta} depends on nothing (is `apt-get update` due?)")
         })?;
     let series = meant.rfind('.').map_or(meant, |at| &meant[..=at]);
     let pattern = format!("^{}.*-cloud-amd64$", series.replace('.', "\\."));
@@ -179,7 +180,7 @@ fn kernels(dir: &Path) -> Result<Vec<String>, String> {
 }
 
 /// The only entry of a directory whose name begins so.
-fn only(dir: &Path, prefix: &str) -> Result<PathBuf, String> {
+pub(crate) fn only(dir: &Path, prefix: &str) -> Result<PathBuf, String> {
     let entries = fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let mut found = entries
         .filter_map(Result::ok)
@@ -190,7 +191,7 @@ fn only(dir: &Path, prefix: &str) -> Result<PathBuf, String> {
 
 /// Writes an initramfs with busybox, mkfs.ext4, the modules and the first process.
 fn build(path: &Path, modules: &Path) -> io::Result<()> {
-    let mut archive = Archive { out: io::BufWriter::new(fs::File::create(path)?), number: 1 };
+    let mut archive = Archive::create(path)?;
     for dir in ["bin", "sbin", "dev", "proc", "sys", "modules", "etc"] {
         archive.directory(dir)?;
     }
@@ -214,13 +215,13 @@ fn build(path: &Path, modules: &Path) -> io::Result<()> {
 }
 
 /// The libraries of a program, by their paths.
-fn libraries(program: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn libraries(program: &Path) -> io::Result<Vec<String>> {
     let out =
         run_in(Path::new("/"), &find("ldd").ok_or_else(|| io::Error::other("ldd is missing"))?, [program]);
     Ok(out.stdout.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }
 
-fn find_file(dir: &Path, name: &str) -> io::Result<Option<PathBuf>> {
+pub(crate) fn find_file(dir: &Path, name: &str) -> io::Result<Option<PathBuf>> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
@@ -235,18 +236,24 @@ fn find_file(dir: &Path, name: &str) -> io::Result<Option<PathBuf>> {
 }
 
 /// A cpio archive in the form of the kernel's initramfs ("newc").
-struct Archive<W> {
+pub(crate) struct Archive<W> {
     out: W,
     number: u32,
 }
 
+impl Archive<io::BufWriter<fs::File>> {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { out: io::BufWriter::new(fs::File::create(path)?), number: 1 })
+    }
+}
+
 impl<W: Write> Archive<W> {
-    fn directory(&mut self, name: &str) -> io::Result<()> {
+    pub(crate) fn directory(&mut self, name: &str) -> io::Result<()> {
         self.entry(name, 0o040_755, &[])
     }
 
     /// The directories of a path, unless they were made before.
-    fn parents(&mut self, path: &str, made: &mut Vec<String>) -> io::Result<()> {
+    pub(crate) fn parents(&mut self, path: &str, made: &mut Vec<String>) -> io::Result<()> {
         let path = path.trim_start_matches('/');
         for (at, _) in path.match_indices('/') {
             let dir = path[..at].to_owned();
@@ -258,12 +265,12 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    fn file(&mut self, name: &str, from: &Path) -> io::Result<()> {
+    pub(crate) fn file(&mut self, name: &str, from: &Path) -> io::Result<()> {
         let mode = 0o100_000 | fs::metadata(from)?.permissions().mode() & 0o777;
         self.entry(name, mode, &fs::read(from)?)
     }
 
-    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+    pub(crate) fn entry(&mut self, name: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         let name_len = name.len() + 1;
         let fields = [self.number, mode, 0, 0, 1, 0, content.len() as u32, 0, 0, 0, 0, name_len as u32, 0];
         self.number += 1;
@@ -280,7 +287,7 @@ impl<W: Write> Archive<W> {
         self.out.write_all(&[0; 3][..padding])
     }
 
-    fn end(mut self) -> io::Result<()> {
+    pub(crate) fn end(mut self) -> io::Result<()> {
         self.entry("TRAILER!!!", 0, &[])?;
         self.out.flush()
     }

@@ -5,6 +5,7 @@ pub mod both_programs;
 pub mod ceph;
 pub mod certificates;
 pub mod device;
+pub mod device_guest;
 pub mod driver;
 pub mod encrypted;
 pub mod fault_proxy;

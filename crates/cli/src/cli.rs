@@ -1,7 +1,7 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, info,
+    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices, info,
     install_names, io, map, measure, rebase, resize, serve, snapshot, verify,
 };
 use crate::deferred::Deferred;
@@ -103,7 +103,7 @@ enum Command {
     /// Read, write and look at an image by commands, as qemu-io does
     #[command(after_help = examples::IO)]
     Io(Deferred<io::IoArgs>),
-    /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk and FUSE
+    /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk, FUSE and ublk
     ///
     /// Prints the line `ready` when clients can connect. SIGTERM or SIGINT: takes no more requests, finishes those under
     /// way, closes the images and exits with 0.
@@ -112,6 +112,12 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(Deferred<ctl::CtlArgs>),
+    /// List the block devices of this machine that `zebu serve --ublk` has made
+    #[command(after_help = examples::DEVICES)]
+    Devices(Deferred<devices::DevicesArgs>),
+    /// Remove a block device of `zebu serve --ublk` whose server has ended
+    #[command(after_help = examples::DETACH)]
+    Detach(Deferred<devices::DetachArgs>),
     /// Make links of the names `qemu-img`, `qemu-io` and `qemu-nbd` to this binary
     ///
     /// Called by such a name, it behaves as that program does: its grammar, its messages, its exit codes.
@@ -161,6 +167,8 @@ impl Command {
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
+            Command::Devices(_) => "devices",
+            Command::Detach(_) => "detach",
             Command::InstallNames(_) => "install-names",
             Command::CleanUpInTheEnd(_) => "clean-up-in-the-end",
             Command::ConnectForAServer(_) => "connect-for-a-server",
@@ -192,6 +200,8 @@ impl Command {
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Ctl(args) => ctl::run(args),
+            Command::Devices(args) => devices::list(args),
+            Command::Detach(args) => devices::detach(args),
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
             Command::ConnectForAServer(args) => connector::run(args),

@@ -118,6 +118,7 @@ Examples:
   zebu serve --nbd localhost:10809 --export-name root --export-name data root.qcow2 data.qcow2
   zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
   zebu serve --fuse /mnt/disk.raw disk.qcow2
+  zebu serve --ublk=0 -t none disk.qcow2
   zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
 
 pub(crate) const BACKUP: &str = "\
@@ -132,6 +133,16 @@ pub(crate) const VERIFY: &str = "\
 Examples:
   zebu verify monday.qcow2
   zebu verify --manifest monday.manifest monday.qcow2";
+
+pub(crate) const DEVICES: &str = "\
+Examples:
+  zebu devices
+  zebu devices --output json";
+
+pub(crate) const DETACH: &str = "\
+Examples:
+  zebu detach /dev/ublkb0
+  zebu detach --force 3";
 
 pub(crate) const INSTALL_NAMES: &str = "\
 Examples:

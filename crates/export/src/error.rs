@@ -10,7 +10,7 @@ pub enum ExportError {
     /// A thread or its worker can't be made.
     #[error("could not start a worker thread: {0}")]
     Thread(String),
-    /// A socket or a mount point can't be used.
+    /// A socket, a mount point or a device can't be used.
     #[error("could not {doing}: {source}")]
     Socket {
         /// The attempted action, with its address or path.

@@ -229,7 +229,7 @@ impl Export {
         Ok(())
     }
 
-    /// Tells clients that can be told (guests over vhost-user-blk) that the image has a new size. To be called after
+    /// Tells clients that can be told (guests over vhost-user-blk, the kernel by ublk) that the image has a new size. To be called after
     /// [`Image::resize`].
     pub fn announce_size(&self) {
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -239,7 +239,10 @@ impl Export {
     }
 
     /// Has somebody told of new sizes as long as it lives.
-    #[cfg_attr(not(feature = "vhost-user"), expect(dead_code, reason = "other clients can't be told"))]
+    #[cfg_attr(
+        not(any(feature = "ublk", feature = "vhost-user")),
+        expect(dead_code, reason = "other clients can't be told")
+    )]
     pub(crate) fn watch_size(&self, watcher: Weak<dyn SizeWatcher>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|watcher| watcher.strong_count() > 0);

@@ -1,8 +1,10 @@
-//! Disk images as block devices for others: an NBD server, vhost-user-blk devices and files (FUSE) that run on zebu's own workers.
+//! Disk images as block devices for others: an NBD server, vhost-user-blk devices, files (FUSE) and devices of this machine's kernel
+//! (ublk) that run on zebu's own workers.
 //!
 //! # Features
 //! - `fuse` (default): images as files, `fuse::FuseMount`.
 //! - `tls` (default): TLS of NBD connections, by rustls.
+//! - `ublk` (default): block devices of the kernel, `ublk::UblkDevice`.
 //! - `vhost-user` (default): vhost-user-blk devices, `vhost::VhostUserBlk`.
 //! - `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
 //!
@@ -52,6 +54,8 @@ mod prometheus;
 mod stop;
 #[cfg(test)]
 mod test_wait;
+#[cfg(feature = "ublk")]
+pub mod ublk;
 #[cfg(feature = "vhost-user")]
 pub mod vhost;
 

@@ -14,4 +14,5 @@ mod serve_load;
 mod server_log;
 mod swapped_names;
 mod threads;
+mod ublk;
 mod vhost_user;

@@ -12,6 +12,7 @@ pub(crate) mod convert;
 pub(crate) mod create;
 pub(crate) mod ctl;
 pub(crate) mod dd;
+pub(crate) mod devices;
 pub(crate) mod info;
 pub(crate) mod install_names;
 pub(crate) mod io;

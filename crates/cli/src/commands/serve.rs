@@ -11,6 +11,7 @@ use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
+use crate::serve::kernel_devices::{self, KernelDevices};
 use crate::serve::opened::{Layers, Opened};
 use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
 use crate::serve::side_doors::{side_doors, until_signal};
@@ -26,7 +27,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use zebu::jobs::read_tables_ahead;
-use zebu::storage::{Background, WorkerKind};
+use zebu::storage::{Background, Commands, WorkerKind};
 use zebu::{Access, ZeroMode};
 use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
@@ -85,10 +86,10 @@ fn each_has_an_address(args: &ServeArgs, names: &[String]) -> Result<(), Failure
             names.len()
         )));
     }
-    let most = args.nbd.len().max(args.vhost_user_blk.len()).max(args.fuse.len());
+    let most = args.nbd.len().max(args.vhost_user_blk.len()).max(args.fuse.len()).max(args.ublk.len());
     if let Some(name) = names.get(most) {
         return Err(Failure::usage(format!(
-            "--isolate needs an address for each image, in their order: '{name}' has no --nbd, --vhost-user-blk or --fuse"
+            "--isolate needs an address for each image, in their order: '{name}' has no --nbd, --vhost-user-blk, --fuse or --ublk"
         )));
     }
     Ok(())
@@ -103,6 +104,7 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
         nbd: nth(&args.nbd, number),
         vhost_user_blk: nth(&args.vhost_user_blk, number),
         fuse: nth(&args.fuse, number),
+        ublk: nth(&args.ublk, number),
         overlay: nth(&args.overlay, number),
         verify: nth(&args.verify, number),
         filenames: nth(&args.filenames, number),
@@ -119,6 +121,10 @@ fn serve_images(
     names: &[String],
     counted: Counted,
 ) -> Result<u8, Failure> {
+    if !args.ublk.is_empty() {
+        // Before there are threads, which have it from this one.
+        kernel_devices::prepare_process(&args.log());
+    }
     // Before anything that is to be undone in good order.
     let signals = Signals::watch(counted)?;
     let session = Session::start(&args.engine, specs[0].aio)?;
@@ -158,6 +164,7 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     for (option, count) in [
         ("--vhost-user-blk", args.vhost_user_blk.len()),
         ("--fuse", args.fuse.len()),
+        ("--ublk", args.ublk.len()),
         ("--overlay", args.overlay.len()),
         ("--verify", args.verify.len()),
     ] {
@@ -244,16 +251,17 @@ fn serve(
     let (side, side_sockets) = side_doors(args)?;
     sockets.extend(device_sockets.into_iter().chain(side_sockets));
     let mut footprint = Footprint::start(args, sockets, &exports, &config.memory)?;
-    let pool = WorkerPool::start(
-        &PoolConfig::default().threads(args.queues as usize).worker(session.config().clone()),
-    )?;
+    let commands = if args.ublk.is_empty() { Commands::Refused } else { Commands::Taken };
+    let worker = session.config().clone().commands(commands);
+    let pool = WorkerPool::start(&PoolConfig::default().threads(args.queues as usize).worker(worker))?;
+    let kernel_devices = KernelDevices::start(args, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
     if !args.no_sandbox && !stays_outside(args)? {
         start_image_workers(args, session, opened)?;
         connector::start()?;
         footprint.leave_to_cleaner()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
-        enter_sandbox(args);
+        enter_sandbox(args, &kernel_devices);
     }
     let memory = config.memory.clone();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
@@ -262,6 +270,7 @@ fn serve(
     let mut footprint = footprint;
     footprint.serve(&pool)?;
     if args.announce == Announce::Ready {
+        kernel_devices.announce()?;
         stdout::print(&format!("{READY}\n"))?;
     }
     let controlled = Controlled {
@@ -284,6 +293,7 @@ fn serve(
     // All have the same time.
     devices.iter().for_each(VhostUserBlk::begin_to_stop);
     drop(devices);
+    kernel_devices.stop(&args.log());
     drop(footprint);
     pool.join();
     signal
@@ -412,8 +422,9 @@ fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
 }
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
-fn enter_sandbox(args: &ServeArgs) {
-    let sandbox::Outcome { failures, missing } = sandbox::enter(remote_cache::directory().as_deref());
+fn enter_sandbox(args: &ServeArgs, devices: &KernelDevices) {
+    let cache = remote_cache::directory();
+    let sandbox::Outcome { failures, missing } = sandbox::enter(cache.as_deref(), &devices.paths());
     for failure in failures {
         args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
     }

@@ -176,8 +176,14 @@ fn command(number: usize) -> Command {
 /// Tells of a process when it is ready and when it has ended.
 fn watch(number: usize, mut child: Child, said: &mut impl BufRead, events: &Sender<Event>) {
     let mut line = String::new();
-    if said.read_line(&mut line).is_ok() && line.trim_end() == READY {
-        let _ = events.send(Event::Ready);
+    while said.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+        if line.trim_end() == READY {
+            let _ = events.send(Event::Ready);
+            break;
+        }
+        // The file of a device.
+        let _ = stdout::print(&line);
+        line.clear();
     }
     let status = child.wait();
     let _ = events.send(Event::Ended(number, status));

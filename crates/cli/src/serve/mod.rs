@@ -10,6 +10,7 @@ pub(crate) mod control_request;
 pub(crate) mod footprint;
 pub(crate) mod hydrations;
 pub(crate) mod isolate;
+pub(crate) mod kernel_devices;
 pub(crate) mod log_lines;
 pub(crate) mod metrics;
 pub(crate) mod opened;

@@ -31,14 +31,14 @@ pub(crate) struct Outcome {
 }
 
 /// From now on, the process has the system calls of `system_calls.rs` only, and no thread of it can open, make or remove
-/// files, but open those of `cache`, the directory of a cache; nor bind or connect TCP sockets, send signals to other processes,
-/// nor gain rights by running programs. What is open stays usable.
-pub(crate) fn enter(cache: Option<&Path>) -> Outcome {
+/// files, but open those of `cache`, the directory of a cache, and read `devices`, its own; nor bind or connect TCP sockets,
+/// send signals to other processes, nor gain rights by running programs. What is open stays usable.
+pub(crate) fn enter(cache: Option<&Path>, devices: &[&Path]) -> Outcome {
     let mut outcome = Outcome::default();
     let version = landlock_version();
     if version == 0 {
         outcome.failures.push("files can still be opened: the kernel has no Landlock".to_owned());
-    } else if let Err(reason) = give_up_files(cache) {
+    } else if let Err(reason) = give_up_files(cache, devices) {
         outcome.failures.push(format!("files can still be opened: {reason}"));
     } else {
         outcome.missing = SINCE.iter().filter(|(since, _)| version < *since).map(|(_, what)| *what).collect();
@@ -49,7 +49,7 @@ pub(crate) fn enter(cache: Option<&Path>) -> Outcome {
     outcome
 }
 
-fn give_up_files(cache: Option<&Path>) -> Result<(), Box<dyn Error>> {
+fn give_up_files(cache: Option<&Path>, devices: &[&Path]) -> Result<(), Box<dyn Error>> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -60,6 +60,12 @@ fn give_up_files(cache: Option<&Path>) -> Result<(), Box<dyn Error>> {
         // What others store there later is evicted by this process, too.
         let rights = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile;
         rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, rights))?;
+    }
+    for device in devices {
+        // In the end is looked whether somebody else uses it. Without its file, that counts as so.
+        if let Ok(file) = PathFd::new(device) {
+            rules = rules.add_rule(PathBeneath::new(file, AccessFs::ReadFile))?;
+        }
     }
     let rules = Option::<OwnedFd>::from(rules).ok_or("the kernel has no Landlock")?;
     Ok(restrict_all_threads(rules.as_fd())?)
@@ -87,7 +93,11 @@ mod tests {
         let (cache, of_cache) = (dir.path().join("cache"), dir.path().join("cache/map"));
         fs::create_dir(&cache).unwrap();
         fs::write(&of_cache, "ranges").unwrap();
-        give_up_files(Some(&cache)).unwrap();
+        let of_devices = dir.path().join("device");
+        fs::write(&of_devices, "disk").unwrap();
+        give_up_files(Some(&cache), &[&of_devices]).unwrap();
+        drop(fs::File::open(&of_devices).unwrap());
+        assert!(fs::OpenOptions::new().write(true).open(&of_devices).is_err());
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 1);
         drop(fs::OpenOptions::new().read(true).write(true).open(&of_cache).unwrap());
         let mut content = String::new();

@@ -5,6 +5,7 @@ use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::program;
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
+use crate::serve::kernel_devices::DeviceNumber;
 use crate::serve::{isolate, log_lines};
 use crate::size::size_argument;
 use crate::values::{Discard, caches, discard_argument, formats};
@@ -22,7 +23,7 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse"])]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse", "ublk"])]
     pub(crate) nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
@@ -34,6 +35,17 @@ pub(crate) struct ServeArgs {
     /// the images
     #[arg(long, value_name = "PATH", help_heading = CLIENTS)]
     pub(crate) fuse: Vec<PathBuf>,
+
+    /// Make an image a block device of this machine, /dev/ublkbID (Linux 6.5 or newer, as root); may be given more than once, in the
+    /// order of the images [default ID: a free one, which is told]
+    ///
+    /// A device in use stays when its server ends, and its requests wait for --recover.
+    #[arg(long, value_name = "ID", help_heading = CLIENTS, num_args = 0..=1, require_equals = true, default_missing_value = "any")]
+    pub(crate) ublk: Vec<DeviceNumber>,
+
+    /// Take over the devices of --ublk=ID, whose server has ended
+    #[arg(long, help_heading = CLIENTS, requires = "ublk")]
+    pub(crate) recover: bool,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
@@ -146,7 +158,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
     pub(crate) max_request_memory: u64,
 
-    /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files; divided fairly, at
+    /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files, devices; divided fairly, at
     /// least 64M
     #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "512M")]
     pub(crate) max_memory: u64,
