@@ -5,10 +5,10 @@ use crate::log::{Level, Log};
 use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use zebu::storage::{IoBufs, Worker};
-use zebu::{Access, Format, Image, ZeroMode};
+use zebu::{Access, Durability, Format, Image, ZeroMode};
 
 /// A server that tells clients of a new size.
 pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
@@ -39,6 +39,8 @@ pub struct Export {
     discards: Discards,
     zero_detection: Option<ZeroMode>,
     copy_on_read: bool,
+    /// Whether the next server may be asked to flush what this one has answered.
+    keeps_answers: AtomicBool,
     /// Reads whose copy failed.
     failed_copies: AtomicU64,
     metrics: ExportMetrics,
@@ -72,6 +74,7 @@ impl Export {
             discards: Discards::Unmap,
             zero_detection: None,
             copy_on_read: false,
+            keeps_answers: AtomicBool::new(false),
             failed_copies: AtomicU64::new(0),
             metrics: ExportMetrics::default(),
             watchers: Mutex::default(),
@@ -227,6 +230,21 @@ impl Export {
         self.image.flush(worker).await?;
         self.metrics.is_durable(mark);
         Ok(())
+    }
+
+    /// Has changes outlive this process when they are answered: their client stays when the server is killed, and takes the next
+    /// server's flush for one of all of them.
+    pub(crate) fn keep_answers(&self) {
+        self.keeps_answers.store(true, Relaxed);
+    }
+
+    /// Ends a change that has succeeded.
+    pub(crate) async fn settle(&self, worker: &Worker, durability: Durability) -> zebu::Result<()> {
+        match durability {
+            Durability::Durable => self.flush(worker).await,
+            Durability::Volatile if self.keeps_answers.load(Relaxed) => self.image.write_back(worker).await,
+            Durability::Volatile => Ok(()),
+        }
     }
 
     /// Tells clients that can be told (guests over vhost-user-blk, the kernel by ublk) that the image has a new size. To be called after

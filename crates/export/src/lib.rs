@@ -40,11 +40,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod device_file;
 mod error;
 mod export;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 mod inflight_limit;
+pub mod kernel_nbd;
 mod log;
 mod memory_budget;
 pub mod metrics;
@@ -59,6 +61,7 @@ pub mod ublk;
 #[cfg(feature = "vhost-user")]
 pub mod vhost;
 
+pub use device_file::{WhenStopped, is_in_use};
 pub use error::ExportError;
 pub use export::{Discards, Export, Exports};
 pub use log::{Level, Log};

@@ -86,10 +86,12 @@ fn each_has_an_address(args: &ServeArgs, names: &[String]) -> Result<(), Failure
             names.len()
         )));
     }
-    let most = args.nbd.len().max(args.vhost_user_blk.len()).max(args.fuse.len()).max(args.ublk.len());
+    let addresses =
+        [args.nbd.len(), args.vhost_user_blk.len(), args.fuse.len(), args.ublk.len(), args.nbd_device.len()];
+    let most = addresses.into_iter().max().unwrap_or(0);
     if let Some(name) = names.get(most) {
         return Err(Failure::usage(format!(
-            "--isolate needs an address for each image, in their order: '{name}' has no --nbd, --vhost-user-blk, --fuse or --ublk"
+            "--isolate needs an address for each image, in their order: '{name}' has no --nbd, --vhost-user-blk, --fuse, --ublk or --nbd-device"
         )));
     }
     Ok(())
@@ -105,6 +107,7 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
         vhost_user_blk: nth(&args.vhost_user_blk, number),
         fuse: nth(&args.fuse, number),
         ublk: nth(&args.ublk, number),
+        nbd_device: nth(&args.nbd_device, number),
         overlay: nth(&args.overlay, number),
         verify: nth(&args.verify, number),
         filenames: nth(&args.filenames, number),
@@ -121,7 +124,7 @@ fn serve_images(
     names: &[String],
     counted: Counted,
 ) -> Result<u8, Failure> {
-    if !args.ublk.is_empty() {
+    if !args.ublk.is_empty() || !args.nbd_device.is_empty() {
         // Before there are threads, which have it from this one.
         kernel_devices::prepare_process(&args.log());
     }
@@ -165,6 +168,7 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
         ("--vhost-user-blk", args.vhost_user_blk.len()),
         ("--fuse", args.fuse.len()),
         ("--ublk", args.ublk.len()),
+        ("--nbd-device", args.nbd_device.len()),
         ("--overlay", args.overlay.len()),
         ("--verify", args.verify.len()),
     ] {
@@ -254,7 +258,7 @@ fn serve(
     let commands = if args.ublk.is_empty() { Commands::Refused } else { Commands::Taken };
     let worker = session.config().clone().commands(commands);
     let pool = WorkerPool::start(&PoolConfig::default().threads(args.queues as usize).worker(worker))?;
-    let kernel_devices = KernelDevices::start(args, session, &pool, &exports, &config.memory)?;
+    let mut kernel_devices = KernelDevices::start(args, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
     if !args.no_sandbox && !stays_outside(args)? {
         start_image_workers(args, session, opened)?;
@@ -265,6 +269,7 @@ fn serve(
     }
     let memory = config.memory.clone();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
+    kernel_devices.connect(&server)?;
     let devices = devices(args, device_listeners, &pool, &exports, &memory)?;
     // Dropped before the pool, whose threads wait for what they serve.
     let mut footprint = footprint;
@@ -289,11 +294,12 @@ fn serve(
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     worker.block_on(controlled.hydrations.stop(worker));
+    // What they end with is served still.
+    kernel_devices.stop(&args.log());
     server.stop();
     // All have the same time.
     devices.iter().for_each(VhostUserBlk::begin_to_stop);
     drop(devices);
-    kernel_devices.stop(&args.log());
     drop(footprint);
     pool.join();
     signal

@@ -6,7 +6,9 @@ use crate::cli;
 use crate::commands::serve;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::nbd_list::{self, Server};
+use crate::output::stdout;
 use crate::secrets::{SecretArgs, Sources};
+use crate::serve::kernel_devices::nbd_device_argument;
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
 use crate::tls_objects::{End, NO_HOSTNAME, TlsObject};
@@ -16,6 +18,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use zebu_export::kernel_nbd::disconnect_device;
 use zebu_export::nbd::Authorization;
 use zebu_remote::nbd::TlsClient;
 
@@ -105,13 +108,17 @@ struct NbdArgs {
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
 
-    /// Connect FILE to a device of the kernel, which is not supported
+    /// Connect FILE to a device of the kernel, such as /dev/nbd0, in the background (with -v: not)
     #[arg(short, long, value_name = "DEV")]
-    connect: Option<PathBuf>,
+    connect: Option<String>,
 
-    /// Disconnect a device of the kernel, which is not supported
+    /// Disconnect a device of the kernel
     #[arg(short, long, value_name = "DEV")]
-    disconnect: Option<PathBuf>,
+    disconnect: Option<String>,
+
+    /// Expose one partition, which is not supported
+    #[arg(short = 'P', long, value_name = "NUM")]
+    partition: Option<String>,
 
     /// Image format
     #[arg(short, long, value_name = "FORMAT")]
@@ -184,9 +191,17 @@ fn command() -> clap::Command {
 }
 
 fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
-    if args.connect.is_some() || args.disconnect.is_some() {
-        return Err(Failure::new("Kernel /dev/nbdN support not available: -c and -d are not supported"));
+    if args.partition.is_some() {
+        return Err(Failure::new(
+            "-P is not supported: connect the whole disk (-c /dev/nbd0), and use the kernel's partitions (/dev/nbd0p1)",
+        ));
     }
+    if let Some(device) = &args.disconnect {
+        disconnect_device(number_of(device)?)?;
+        stdout::print(&format!("{device} disconnected\n"))?;
+        return Ok(0);
+    }
+    check_device(args)?;
     if args.socket.as_ref().is_some_and(|path| path.is_relative()) {
         return Err(Failure::new("socket path must be absolute"));
     }
@@ -196,12 +211,13 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         return list(args, &objects);
     }
     let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
+    let is_forked = args.fork || args.connect.is_some() && !args.verbose;
     if args.fork && sockets_were_passed_on() {
         return Err(Failure::new(
             "--fork can't be used when using socket activation: the sockets are this process's",
         ));
     }
-    if args.fork && !args.detached {
+    if is_forked && !args.detached {
         return start_detached(arguments, &objects);
     }
     if args.detached {
@@ -224,6 +240,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     let mut serve =
         ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;
     serve.tls_authorization = authorization(args, &objects)?;
+    serve.until_last_client = !args.persistent;
     serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
     serve::run(&serve)
 }
@@ -249,7 +266,10 @@ fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
 
 /// The command line of `zebu serve`, without the image.
 fn words(args: &NbdArgs, objects: &Objects) -> Result<Vec<OsString>, Failure> {
-    let mut words: Vec<OsString> = vec!["serve".into(), "--nbd".into(), address(args)?];
+    let mut words: Vec<OsString> = match &args.connect {
+        Some(device) => vec!["serve".into(), "--nbd-device".into(), device.into()],
+        None => vec!["serve".into(), "--nbd".into(), address(args)?],
+    };
     let shared: u32 = match args.shared.as_deref() {
         None => 1,
         Some(text) => {
@@ -310,9 +330,33 @@ fn words(args: &NbdArgs, objects: &Objects) -> Result<Vec<OsString>, Failure> {
         ));
     }
     words.push("--queue-clients".into());
-    words.extend((!args.persistent).then(|| "--until-last-client".into()));
     words.extend(args.read_only.then(|| "--read-only".into()));
     Ok(words)
+}
+
+/// The number of a device of the kernel's NBD client.
+fn number_of(device: &str) -> Result<u32, Failure> {
+    nbd_device_argument(device).map_err(|_| {
+        Failure::new(format!(
+            "Failed to open {device}: it is no device of the kernel's NBD client (/dev/nbd0)"
+        ))
+    })
+}
+
+/// Refuses what a device of the kernel does not go with.
+fn check_device(args: &NbdArgs) -> Result<(), Failure> {
+    let Some(device) = &args.connect else { return Ok(()) };
+    number_of(device)?;
+    if args.list {
+        return Err(Failure::new("List mode is incompatible with a device"));
+    }
+    if args.tls_creds.is_some() {
+        return Err(Failure::new("TLS is not supported with a host device"));
+    }
+    if args.socket.is_some() || args.port.is_some() || args.bind.is_some() {
+        return Err(Failure::new("A device has no address: give either -c, or -k, -b and -p"));
+    }
+    Ok(())
 }
 
 fn address(args: &NbdArgs) -> Result<OsString, Failure> {

@@ -1,4 +1,4 @@
-//! Images as block devices of this machine (`--ublk`).
+//! Images as block devices of this machine (`--ublk`, `--nbd-device`).
 
 use crate::failure::Failure;
 use crate::output::stdout;
@@ -9,8 +9,10 @@ use rustix::process::configure_io_flusher_behavior;
 use std::path::Path;
 use std::str::FromStr;
 use zebu::storage::WorkerKind;
-use zebu_export::ublk::{UblkConfig, UblkDevice, WhenStopped};
-use zebu_export::{Exports, Level, Log, MemoryBudget, WorkerPool};
+use zebu_export::kernel_nbd::{NbdDevice, NbdDeviceConfig};
+use zebu_export::nbd::NbdServer;
+use zebu_export::ublk::{UblkConfig, UblkDevice};
+use zebu_export::{Exports, Level, Log, MemoryBudget, WhenStopped, WorkerPool};
 
 /// The number of a device, as `--ublk` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,12 @@ impl FromStr for DeviceNumber {
     }
 }
 
+/// The number of a device of the kernel's NBD client.
+pub(crate) fn nbd_device_argument(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("/dev/nbd").and_then(|number| number.parse().ok());
+    number.ok_or_else(|| "not a device of the kernel's NBD client, such as /dev/nbd0".to_owned())
+}
+
 /// Has this process go on when memory is short, perhaps because what was written to its own devices waits for it. To be called
 /// before there are other threads. What can't be had is told.
 pub(crate) fn prepare_process(log: &Log) {
@@ -52,11 +60,22 @@ pub(crate) fn prepare_process(log: &Log) {
     }
 }
 
+/// Whether devices are new, or those of a server that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    New,
+    TakenOver,
+}
+
 /// The devices of a server.
-pub(crate) struct KernelDevices(Vec<UblkDevice>);
+pub(crate) struct KernelDevices {
+    ublk: Vec<UblkDevice>,
+    nbd: Vec<NbdDevice>,
+    origin: Origin,
+}
 
 impl KernelDevices {
-    /// Makes them, or takes them over, and has the workers of `pool` serve them.
+    /// Makes those of ublk, or takes them over, and has the workers of `pool` serve them. Prepares those of NBD.
     pub(crate) fn start(
         args: &ServeArgs,
         session: &Session,
@@ -70,44 +89,73 @@ impl KernelDevices {
                 "a block device (--ublk) needs io_uring, which is not used: {why}"
             )));
         }
-        let mut devices = Self(Vec::new());
+        if args.recover && args.ublk.is_empty() && args.nbd_device.is_empty() {
+            return Err(Failure::usage("--recover takes over devices: name them (--ublk=ID, --nbd-device)"));
+        }
+        let origin = if args.recover { Origin::TakenOver } else { Origin::New };
+        let mut devices = Self { ublk: Vec::new(), nbd: Vec::new(), origin };
         for (number, export) in args.ublk.iter().zip(exports.iter()) {
             let config =
                 UblkConfig::default().queues(args.queues as u16).memory(memory.clone()).log(args.log());
-            devices.0.push(match (number, args.recover) {
-                (DeviceNumber::This(id), true) => UblkDevice::recover(export, *id, config)?,
-                (DeviceNumber::This(id), false) => UblkDevice::add(export, Some(*id), config)?,
-                (DeviceNumber::Any, false) => UblkDevice::add(export, None, config)?,
-                (DeviceNumber::Any, true) => {
+            devices.ublk.push(match (number, origin) {
+                (DeviceNumber::This(id), Origin::TakenOver) => UblkDevice::recover(export, *id, config)?,
+                (DeviceNumber::This(id), Origin::New) => UblkDevice::add(export, Some(*id), config)?,
+                (DeviceNumber::Any, Origin::New) => UblkDevice::add(export, None, config)?,
+                (DeviceNumber::Any, Origin::TakenOver) => {
                     return Err(Failure::usage(
                         "--recover needs the number of each device (--ublk=ID): zebu devices lists them",
                     ));
                 }
             });
         }
-        for device in &mut devices.0 {
+        for (index, export) in args.nbd_device.iter().zip(exports.iter()) {
+            let config = NbdDeviceConfig::default().connections(args.queues as usize).log(args.log());
+            devices.nbd.push(NbdDevice::new(export, *index, config)?);
+        }
+        for device in &mut devices.ublk {
             device.start(pool)?;
         }
         Ok(devices)
     }
 
-    /// Their files.
-    pub(crate) fn paths(&self) -> Vec<&Path> {
-        self.0.iter().map(UblkDevice::path).collect()
+    /// Connects those of NBD to `server`.
+    pub(crate) fn connect(&mut self, server: &NbdServer) -> Result<(), Failure> {
+        for device in &mut self.nbd {
+            match self.origin {
+                Origin::New => device.connect(server)?,
+                Origin::TakenOver => device.recover(server)?,
+            }
+        }
+        Ok(())
     }
 
-    /// Prints the file of each, a line for each.
+    /// Their files.
+    pub(crate) fn paths(&self) -> Vec<&Path> {
+        self.ublk.iter().map(UblkDevice::path).chain(self.nbd.iter().map(NbdDevice::path)).collect()
+    }
+
+    /// Prints the file of each of ublk, a line for each; those of NBD were named.
     pub(crate) fn announce(&self) -> Result<(), Failure> {
-        self.paths().iter().try_for_each(|path| stdout::print(&format!("{}\n", path.display())))
+        let lines = self.ublk.iter().map(|device| format!("{}\n", device.path().display()));
+        lines.into_iter().try_for_each(|line| stdout::print(&line))
     }
 
     /// Stops them. Those in use stay for the next server, which is told.
     pub(crate) fn stop(self, log: &Log) {
-        for device in self.0 {
+        let tell = |path: &str, option: &str| {
+            let what = "is in use and stays: its requests wait for";
+            log.write(Level::Warning, format_args!("{path} {what} 'zebu serve {option} --recover'"));
+        };
+        for device in self.ublk {
             let (id, path) = (device.id(), device.path().display().to_string());
             if device.stop() == WhenStopped::Stays {
-                let what = "is in use and stays: its requests wait for";
-                log.write(Level::Warning, format_args!("{path} {what} 'zebu serve --ublk={id} --recover'"));
+                tell(&path, &format!("--ublk={id}"));
+            }
+        }
+        for device in self.nbd {
+            let path = device.path().display().to_string();
+            if device.stop() == WhenStopped::Stays {
+                tell(&path, &format!("--nbd-device {path}"));
             }
         }
     }
@@ -123,6 +171,10 @@ mod tests {
         assert_eq!("12".parse(), Ok(DeviceNumber::This(12)));
         for wrong in ["", "-1", "/dev/ublkb0", "4294967296"] {
             assert!(wrong.parse::<DeviceNumber>().is_err(), "{wrong}");
+        }
+        assert_eq!(nbd_device_argument("/dev/nbd15"), Ok(15));
+        for wrong in ["0", "/dev/nbd", "/dev/nbd0p1", "/dev/sda"] {
+            assert!(nbd_device_argument(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::program;
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
-use crate::serve::kernel_devices::DeviceNumber;
+use crate::serve::kernel_devices::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
 use crate::size::size_argument;
 use crate::values::{Discard, caches, discard_argument, formats};
@@ -23,7 +23,7 @@ const CLIENTS: &str = "Clients";
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse", "ublk"])]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse", "ublk", "nbd_device"])]
     pub(crate) nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than
@@ -43,8 +43,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ID", help_heading = CLIENTS, num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub(crate) ublk: Vec<DeviceNumber>,
 
-    /// Take over the devices of --ublk=ID, whose server has ended
-    #[arg(long, help_heading = CLIENTS, requires = "ublk")]
+    /// Connect this device of the kernel's NBD client (as root) to an image; may be given more than once, in the order of the images
+    ///
+    /// As for --ublk, which does with less, a device in use stays when its server ends.
+    #[arg(long, value_name = "/dev/nbdN", help_heading = CLIENTS, value_parser = nbd_device_argument, conflicts_with_all = ["idle_timeout", "tls_certificate", "tls_psk_file"])]
+    pub(crate) nbd_device: Vec<u32>,
+
+    /// Take over the devices of --ublk=ID or --nbd-device, whose server has ended
+    #[arg(long, help_heading = CLIENTS)]
     pub(crate) recover: bool,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]

@@ -9,7 +9,7 @@ mod option;
 mod origin;
 mod outbox;
 mod peers;
-mod protocol;
+pub(crate) mod protocol;
 mod reply;
 mod request;
 mod server;
@@ -28,6 +28,7 @@ pub use protocol::TransmissionFlags;
 pub use request::{
     Command, HeaderStyle, MAX_PAYLOAD, Refusal, RequestHeader, Terms, Verdict, Zeroing, judge,
 };
+pub(crate) use server::Entrance;
 pub use server::NbdServer;
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, TlsConfig};

@@ -4,6 +4,7 @@ use super::config::{NbdConfig, WhenFull};
 use super::handshake::Handshake;
 use super::inbox::Inbox;
 use super::listener::{Client, Listener};
+use super::origin::Origin;
 use super::peers::{LEAVING, Membership, NoPlace, Peers, Places, TimeLimits};
 use super::session::Session;
 use super::transport::{Transport, is_tls_failure};
@@ -104,6 +105,11 @@ impl NbdServer {
         Ok(Self(shared))
     }
 
+    /// A way in for clients that are connected already.
+    pub(crate) fn entrance(&self) -> Entrance {
+        Entrance(Arc::clone(&self.0))
+    }
+
     /// Clients that are connected.
     pub fn clients(&self) -> usize {
         self.0.peers.len()
@@ -118,6 +124,20 @@ impl NbdServer {
     pub fn stop(&self) {
         self.0.stop.throw();
         self.0.peers.stop_receiving();
+    }
+}
+
+/// A way into a server for this machine's kernel.
+#[derive(Clone)]
+pub(crate) struct Entrance(Arc<Shared>);
+
+impl Entrance {
+    /// Takes the kernel in. `over` is dropped when it has left.
+    pub(crate) fn take_in(&self, socket: Socket, over: impl Send + 'static) {
+        let place = "the kernel";
+        let origin = Origin::User(rustix::process::getuid().as_raw());
+        let client = Client { socket, name: place.to_owned(), origin };
+        welcome_until(&self.0, client, place, over);
     }
 }
 
@@ -146,7 +166,7 @@ async fn accept(shared: Arc<Shared>, listener: &Listener, seat: &Seat) {
             }
             let_displaced_go(&shared, seat).await;
             match listener.accept() {
-                Ok(client) => welcome(&shared, client, listener),
+                Ok(client) => welcome(&shared, client, listener.name()),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
@@ -182,12 +202,17 @@ fn in_words(errno: Errno) -> String {
     }
 }
 
-fn welcome(shared: &Arc<Shared>, client: Client, listener: &Listener) {
+fn welcome(shared: &Arc<Shared>, client: Client, place: &str) {
+    welcome_until(shared, client, place, ());
+}
+
+/// As [`welcome`]; `over` is dropped when the client has left.
+fn welcome_until(shared: &Arc<Shared>, client: Client, place: &str, over: impl Send + 'static) {
     let Shared { peers, pool, places, .. } = &**shared;
     let Client { socket, name, origin } = client;
     let membership = match peers.admit(&socket, origin, *places) {
         Ok(membership) => membership,
-        Err(lack) => return tell_lack(shared, lack, listener),
+        Err(lack) => return tell_lack(shared, lack, place),
     };
     let of = Arc::clone(shared);
     pool.spawn_on(pool.least_loaded(), move |seat| async move {
@@ -200,14 +225,16 @@ fn welcome(shared: &Arc<Shared>, client: Client, listener: &Listener) {
                 log.write(level, format_args!("client {name} is sent away: {error}"));
             }
         }
+        // Its place is free before anybody hears of that.
+        drop(membership);
+        drop(over);
     });
 }
 
-fn tell_lack(shared: &Shared, lack: NoPlace, listener: &Listener) {
+fn tell_lack(shared: &Shared, lack: NoPlace, name: &str) {
     let Shared { config, places: Places { most, of_one }, .. } = shared;
     let is_news = shared.crowds.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
     let level = if is_news { Level::Warning } else { Level::Info };
-    let name = listener.name();
     match lack {
         NoPlace::OfOrigin(origin) if of_one < most => {
             config.log.write(level, format_args!("{name}: more than {of_one} clients of {origin}"));

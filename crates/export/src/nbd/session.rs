@@ -292,7 +292,8 @@ impl Session {
             let result = image.write_zeroes(worker, offset, pending.len, mode).await;
             self.settle(result, fua).await
         } else {
-            image.write(worker, offset, payload.into(), durability).await.0
+            let result = image.write(worker, offset, payload.into(), durability).await.0;
+            if fua { result } else { self.settle(result, fua).await }
         };
         self.end(&pending, result.map_err(failure));
     }
@@ -361,10 +362,11 @@ impl Session {
         }
     }
 
-    /// Flushes after the request, if it has FUA.
+    /// Ends a change: flushes it, if the request has FUA.
     async fn settle(&self, result: zebu::Result<()>, fua: bool) -> zebu::Result<()> {
         result?;
-        if fua { self.agreed.export.flush(&self.seat.worker).await } else { Ok(()) }
+        let durability = if fua { Durability::Durable } else { Durability::Volatile };
+        self.agreed.export.settle(&self.seat.worker, durability).await
     }
 
     /// Answers a request without data.

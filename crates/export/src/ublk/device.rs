@@ -4,17 +4,16 @@ use super::control::Control;
 use super::descriptions::Descriptions;
 use super::queue::{Queue, QueueSetup, QueueState};
 use super::uapi::{DeviceState, Disk, Info, SECTOR, feature};
+use crate::device_file::{WhenStopped, is_in_use, mark_of};
 use crate::error::ExportError;
 use crate::export::{Export, SizeWatcher};
 use crate::log::{Level, Log};
 use crate::memory_budget::{Account, Due, MemoryBudget};
 use crate::pool::WorkerPool;
 use crate::stop::Stop;
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
@@ -52,18 +51,6 @@ impl Default for UblkConfig {
     fn default() -> Self {
         Self { queues: 1, memory: MemoryBudget::default(), log: Log::none() }
     }
-}
-
-/// The fate of a device that is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WhenStopped {
-    /// It was removed.
-    Removed,
-    /// It stays since it is in use (mounted, or a part of another device): its requests wait for the next server.
-    Stays,
-    /// It was gone before.
-    WasGone,
 }
 
 /// A device that is there.
@@ -168,11 +155,6 @@ fn refused(doing: String, why: String) -> ExportError {
 fn sectors(image: &Image) -> u64 {
     let block = u64::from(image.logical_block_size());
     image.virtual_size() / block * block / SECTOR
-}
-
-/// Which file an image is, for who takes its device over; 0 if that can't be told.
-fn mark_of(image: &Image) -> u64 {
-    fs::metadata(image.path()).map_or(0, |file| file.dev().rotate_left(32) ^ file.ino())
 }
 
 impl UblkDevice {
@@ -287,6 +269,7 @@ impl UblkDevice {
         let (control, log) = (Mutex::new(control), config.log);
         let shared = Arc::new(Shared { id: info.id, control, export: Arc::clone(export), log });
         export.watch_size(Arc::downgrade(&shared) as Weak<dyn SizeWatcher>);
+        export.keep_answers();
         Self {
             shared,
             info,
@@ -473,15 +456,6 @@ fn is_running(process: i32) -> bool {
     // After its name, which may have any characters.
     let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X' | 'x'))
-}
-
-/// Whether something has the device as its own: a mount, swap, a device above it. One that can't be asked counts as in use.
-fn is_in_use(path: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(_) | Err(Errno::NXIO | Errno::NODEV) => false,
-        Err(_) => true,
-    }
 }
 
 /// The ublk devices that are there, by number.

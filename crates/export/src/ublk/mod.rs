@@ -12,5 +12,5 @@ mod device;
 mod queue;
 mod uapi;
 
-pub use device::{KernelDevice, UblkConfig, UblkDevice, WhenStopped, kernel_devices, remove_device};
+pub use device::{KernelDevice, UblkConfig, UblkDevice, kernel_devices, remove_device};
 pub use uapi::DeviceState;

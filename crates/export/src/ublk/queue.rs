@@ -210,6 +210,7 @@ impl Queue {
         } else {
             None
         };
+        let durability = if is_durable { Durability::Durable } else { Durability::Volatile };
         let mut outcome = Ok(());
         if refused.is_none() {
             outcome = match ask {
@@ -220,7 +221,6 @@ impl Queue {
                     result
                 }
                 Ask::Write => {
-                    let durability = if is_durable { Durability::Durable } else { Durability::Volatile };
                     let data = buf.split_to(len as usize);
                     let (result, bufs) = export.image().write(worker, offset, data.into(), durability).await;
                     buf = self.joined(bufs, buf);
@@ -234,13 +234,9 @@ impl Queue {
                 }
                 Ask::Unknown => Ok(()),
             };
-            if outcome.is_ok() && changes {
-                outcome = match ask {
-                    Ask::Write if is_durable => Ok(()),
-                    _ if is_durable => export.flush(worker).await,
-                    // The next server is asked to flush what this one has answered.
-                    _ => export.image().write_back(worker).await,
-                };
+            // A durable write has done more already.
+            if outcome.is_ok() && changes && !(is_durable && ask == Ask::Write) {
+                outcome = export.settle(worker, durability).await;
             }
         }
         let errno = refused.or_else(|| outcome.err().map(|error| self.errno(&error)));
