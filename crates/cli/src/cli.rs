@@ -1,8 +1,8 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    amend, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices, info,
-    install_names, io, map, measure, rebase, resize, serve, snapshot, verify,
+    amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
+    info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
 };
 use crate::deferred::Deferred;
 use crate::examples;
@@ -112,10 +112,20 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(Deferred<ctl::CtlArgs>),
+    /// Make an image a block device of this machine, by a server in the background
+    ///
+    /// Prints the device. `zebu detach` ends it; `zebu serve` has more options, and other doors.
+    #[command(after_help = examples::ATTACH)]
+    Attach(Deferred<attach::AttachArgs>),
+    /// Mount the file system of an image, until Ctrl-C or umount(8)
+    ///
+    /// Needs root, and ublk or the NBD client of the kernel. Prints the line `ready` when it is mounted.
+    #[command(after_help = examples::MOUNT)]
+    Mount(Deferred<mount::MountArgs>),
     /// List the block devices of this machine that `zebu serve --ublk` has made
     #[command(after_help = examples::DEVICES)]
     Devices(Deferred<devices::DevicesArgs>),
-    /// Remove a block device of `zebu serve --ublk` whose server has ended
+    /// Remove a block device of `zebu attach`, or one of `zebu serve --ublk` whose server has ended
     #[command(after_help = examples::DETACH)]
     Detach(Deferred<devices::DetachArgs>),
     /// Make links of the names `qemu-img`, `qemu-io` and `qemu-nbd` to this binary
@@ -167,6 +177,8 @@ impl Command {
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
+            Command::Attach(_) => "attach",
+            Command::Mount(_) => "mount",
             Command::Devices(_) => "devices",
             Command::Detach(_) => "detach",
             Command::InstallNames(_) => "install-names",
@@ -200,6 +212,8 @@ impl Command {
             Command::Io(args) => io::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Ctl(args) => ctl::run(args),
+            Command::Attach(args) => attach::run(args),
+            Command::Mount(args) => mount::run(args),
             Command::Devices(args) => devices::list(args),
             Command::Detach(args) => devices::detach(args),
             Command::InstallNames(args) => install_names::run(args),

@@ -134,6 +134,18 @@ Examples:
   zebu verify monday.qcow2
   zebu verify --manifest monday.manifest monday.qcow2";
 
+pub(crate) const ATTACH: &str = "\
+Examples:
+  zebu attach -f qcow2 disk.qcow2
+  zebu attach -t none -f qcow2 disk.qcow2 /dev/ublkb3
+  zebu attach --read-only old.qcow2 /dev/nbd0
+  zebu attach --recover /dev/ublkb3";
+
+pub(crate) const MOUNT: &str = "\
+Examples:
+  zebu mount disk.qcow2 /mnt/disk
+  zebu mount --write --partition 1 -f qcow2 disk.qcow2 /mnt/disk";
+
 pub(crate) const DEVICES: &str = "\
 Examples:
   zebu devices

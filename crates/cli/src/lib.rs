@@ -3,6 +3,7 @@
 //! A library of its own, so that the fuzz targets reach the parsers (`fuzzing`). It promises nothing to anybody else.
 
 mod arguments;
+mod attached;
 mod authorization_objects;
 mod backing;
 mod backing_opts;

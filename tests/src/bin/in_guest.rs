@@ -19,6 +19,7 @@ use zebu_tests::random::Random;
 /// Where images are: in memory.
 const IMAGES: &str = "/tmp";
 const DEVICE: &str = "/dev/ublkb0";
+const NBD: &str = "/dev/nbd0";
 const MOUNT: &str = "/mnt";
 /// Bytes of the disks.
 const SIZE: u64 = 64 << 20;
@@ -31,8 +32,29 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["devices"] => devices(),
-        ["recovery", kills] => recovery(kills.parse().expect("a number")),
+        ["nbd"] => nbd(),
+        ["recovery", kind, kills] => {
+            let door = if kind == "ublk" { Door::UBLK } else { Door::NBD };
+            recovery(door, kills.parse().expect("a number"));
+        }
         ref other => panic!("not known: {other:?}"),
+    }
+}
+
+/// A way to the kernel: the module, the option of `zebu serve`, the device.
+#[derive(Clone, Copy)]
+struct Door {
+    module: &'static str,
+    option: &'static str,
+    device: &'static str,
+}
+
+impl Door {
+    const UBLK: Self = Self { module: "ublk_drv", option: "--ublk=0", device: DEVICE };
+    const NBD: Self = Self { module: "nbd", option: "--nbd-device /dev/nbd0", device: NBD };
+
+    fn load(self) {
+        busybox(&format!("insmod /modules/{}.ko", self.module));
     }
 }
 
@@ -106,9 +128,9 @@ fn program(name: &str, words: &[&str]) {
 }
 
 /// A device without the page cache in between.
-fn open_directly(extra: OFlags) -> File {
+fn open_directly(device: &str, extra: OFlags) -> File {
     let flags = OFlags::DIRECT | extra;
-    let opened = File::options().read(true).write(true).custom_flags(flags.bits() as i32).open(DEVICE);
+    let opened = File::options().read(true).write(true).custom_flags(flags.bits() as i32).open(device);
     opened.expect("the device can be opened")
 }
 
@@ -137,9 +159,9 @@ fn create(name: &str) {
 }
 
 /// Random requests, and what the disk must have then.
-fn work(model: &mut [u8], random: &mut Random, requests: usize) {
-    let device = open_directly(OFlags::empty());
-    let durably = open_directly(OFlags::DSYNC);
+fn work(path: &str, model: &mut [u8], random: &mut Random, requests: usize) {
+    let device = open_directly(path, OFlags::empty());
+    let durably = open_directly(path, OFlags::DSYNC);
     let mut buf = IoBuf::zeroed(1 << 20);
     let bytes = buf.as_mut_slice();
     for _ in 0..requests {
@@ -174,9 +196,9 @@ fn work(model: &mut [u8], random: &mut Random, requests: usize) {
 }
 
 /// All of the disk, through the page cache.
-fn content() -> Vec<u8> {
+fn content(device: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    File::open(DEVICE).and_then(|mut device| device.read_to_end(&mut bytes)).expect("read");
+    File::open(device).and_then(|mut device| device.read_to_end(&mut bytes)).expect("read");
     bytes
 }
 
@@ -190,7 +212,7 @@ fn devices() {
     create("other.qcow2");
     create("third.qcow2");
     refused("serve --ublk -f qcow2 disk.qcow2", "modprobe ublk_drv");
-    busybox("insmod /modules/ublk_drv.ko");
+    Door::UBLK.load();
     assert_eq!(run("devices").ok().stdout, "");
 
     let served = Served::start("--ublk=0 --queues 2 --control control -f qcow2 disk.qcow2");
@@ -210,8 +232,8 @@ fn devices() {
         assert_ne!(attribute(name), "0", "{name}");
     }
     let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(51));
-    work(&mut model, &mut random, 400);
-    assert!(content() == model, "the disk differs");
+    work(DEVICE, &mut model, &mut random, 400);
+    assert!(content(DEVICE) == model, "the disk differs");
     let stats = run("ctl control stats").ok().stdout;
     let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
     for kind in ["read", "write", "flush", "discard", "write-zeroes"] {
@@ -244,17 +266,37 @@ fn devices() {
 
     let served = Served::start("--ublk=0 --read-only -f qcow2 disk.qcow2");
     assert_eq!(attribute("ro"), "1");
-    let written = open_directly(OFlags::empty()).write_all_at(IoBuf::zeroed(PAGE as usize).as_slice(), 0);
+    let written =
+        open_directly(DEVICE, OFlags::empty()).write_all_at(IoBuf::zeroed(PAGE as usize).as_slice(), 0);
     assert_eq!(written.expect_err("it is read-only").kind(), io::ErrorKind::PermissionDenied);
-    assert!(content() == model, "the disk differs");
+    assert!(content(DEVICE) == model, "the disk differs");
     served.terminate();
 
     let served = Served::start("--ublk=0 -f qcow2 other.qcow2");
-    assert!(content().iter().all(|byte| *byte == 0), "pages of another disk are seen");
+    assert!(content(DEVICE).iter().all(|byte| *byte == 0), "pages of another disk are seen");
     run("detach --force 0").ok();
     assert!(!Path::new(DEVICE).exists());
     let said = served.terminate();
     assert!(said.contains("was removed by somebody else"), "{said}");
+
+    // In the background.
+    assert_eq!(run("attach -f qcow2 third.qcow2").ok().stdout, "/dev/ublkb0\n");
+    refused("attach -f qcow2 other.qcow2 /dev/ublkb0", "is attached already");
+    refused("attach --recover /dev/ublkb1", "was not attached");
+    let block = IoBuf::copy_of(&[7; PAGE as usize]);
+    open_directly(DEVICE, OFlags::empty()).write_all_at(block.as_slice(), 0).expect("written");
+    let listed = run("devices --output json").ok().stdout;
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let server =
+        listed[0]["server"].as_i64().and_then(|server| Pid::from_raw(server as i32)).expect("a process");
+    kill_process(server, Signal::KILL).expect("killed");
+    run("attach --recover /dev/ublkb0").ok();
+    assert!(content(DEVICE)[..PAGE as usize] == *block.as_slice(), "what was answered is gone");
+    run("detach /dev/ublkb0").ok();
+    assert!(!Path::new(DEVICE).exists());
+    mounts();
+    let checked = run("check -q third.qcow2");
+    assert!(matches!(checked.code, Some(0 | 3)), "{checked}");
 }
 
 /// A page of the file that is written under kills: where it is, and which version it has.
@@ -306,14 +348,94 @@ fn drop_caches() {
     fs::write("/proc/sys/vm/drop_caches", "3").expect("dropped");
 }
 
-/// A file system whose server is killed again and again.
-fn recovery(kills: u64) {
+/// A `zebu mount` that is ready.
+fn mounted(words: &str) -> Child {
+    let mut command = Command::new(zebu_program());
+    command.arg("mount").args(words.split_whitespace()).current_dir(IMAGES).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("zebu runs");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("text");
+    assert_eq!(line, "ready\n", "zebu mount {words}");
+    child
+}
+
+/// File systems of images that are mounted until Ctrl-C, or by others.
+fn mounts() {
+    let ends = |mut child: Child| assert!(child.wait().expect("a process").success());
+    refused("mount -f qcow2 third.qcow2 /mnt", "could not mount it");
+    run("attach -f qcow2 third.qcow2").ok();
+    program("mkfs.ext4", &["-q", DEVICE]);
+    run("detach 0").ok();
+    let child = mounted("--write -f qcow2 third.qcow2 /mnt");
+    fs::write("/mnt/file", "kept").expect("written");
+    kill_process(Pid::from_child(&child), Signal::INT).expect("a process");
+    ends(child);
+    assert!(!Path::new("/mnt/file").exists() && !Path::new(DEVICE).exists());
+    let child = mounted("-f qcow2 third.qcow2 /mnt");
+    assert_eq!(fs::read_to_string("/mnt/file").expect("read"), "kept");
+    assert!(fs::write("/mnt/file", "changed").is_err());
+    unmount(MOUNT, UnmountFlags::empty()).expect("unmounted");
+    ends(child);
+    assert!(!Path::new(DEVICE).exists());
+}
+
+/// A device of the kernel's NBD client, and what QEMU's program is asked for it.
+fn nbd() {
     create("disk.qcow2");
     create("other.qcow2");
-    busybox("insmod /modules/ublk_drv.ko");
-    let served = Served::start("--ublk=0 --queues 2 -f qcow2 disk.qcow2");
-    program("mkfs.ext4", &["-q", DEVICE]);
-    mount(DEVICE, MOUNT, c"ext4", MountFlags::empty(), c"errors=panic").expect("mounted");
+    refused("serve --nbd-device /dev/nbd0 -f qcow2 disk.qcow2", "modprobe nbd");
+    Door::NBD.load();
+    let served = Served::start("--nbd-device /dev/nbd0 --queues 2 --control control -f qcow2 disk.qcow2");
+    let (mut model, mut random) = (vec![0; SIZE as usize], Random::new(52));
+    work(NBD, &mut model, &mut random, 200);
+    assert!(content(NBD) == model, "the disk differs");
+    refused("serve --nbd-device /dev/nbd0 -f qcow2 other.qcow2", "it is connected to another server");
+    refused("serve --nbd-device /dev/nbd99 -f qcow2 other.qcow2", "there is no /dev/nbd99");
+    let grown = SIZE + (1 << 20);
+    run_in(Path::new(IMAGES), zebu_program(), ["ctl", "control", "resize", "", "+1M"]).ok();
+    let size = || File::open(NBD).and_then(|mut device| device.seek(SeekFrom::End(0))).expect("its end");
+    assert_eq!(size(), grown);
+    served.terminate();
+    assert_eq!(size(), 0, "a device that nobody uses is disconnected");
+    check("disk.qcow2");
+
+    busybox("mkdir -p /names");
+    run("install-names /names").ok();
+    let qemu_nbd =
+        |words: &str| run_in(Path::new(IMAGES), Path::new("/names/qemu-nbd"), words.split_whitespace());
+    qemu_nbd("-c /dev/nbd0 -f qcow2 --cache=none --discard=unmap other.qcow2").ok();
+    // One partition, from 1 MiB on, of 62 MiB.
+    let mut table = IoBuf::zeroed(PAGE as usize);
+    let entry =
+        [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &2048u32.to_le_bytes(), &(62u32 * 2048).to_le_bytes()].concat();
+    table.as_mut_slice()[446..462].copy_from_slice(&entry);
+    table.as_mut_slice()[510..512].copy_from_slice(&[0x55, 0xaa]);
+    open_directly(NBD, OFlags::empty()).write_all_at(table.as_slice(), 0).expect("written");
+    let disconnected = qemu_nbd("-d /dev/nbd0").ok();
+    assert_eq!(disconnected.stdout, "/dev/nbd0 disconnected\n");
+    let is_free = || run("info -f qcow2 other.qcow2").code == Some(0);
+    wait_until("the server's end", is_free);
+    qemu_nbd("-c /dev/nbd0 -f qcow2 other.qcow2").ok();
+    program("mkfs.ext4", &["-q", "/dev/nbd0p1"]);
+    mount("/dev/nbd0p1", MOUNT, c"ext4", MountFlags::empty(), None).expect("mounted");
+    fs::write("/mnt/file", "kept").expect("written");
+    unmount(MOUNT, UnmountFlags::empty()).expect("unmounted");
+    qemu_nbd("-d /dev/nbd0").ok();
+    wait_until("the server's end", is_free);
+    check("other.qcow2");
+}
+
+/// A file system whose server is killed again and again.
+fn recovery(door: Door, kills: u64) {
+    let Door { option, device, .. } = door;
+    let serve = |image: &str| format!("{option} --queues 2 -f qcow2 {image}");
+    let recover = |image: &str| format!("{option} --recover --queues 2 -f qcow2 {image}");
+    create("disk.qcow2");
+    create("other.qcow2");
+    door.load();
+    let served = Served::start(&serve("disk.qcow2"));
+    program("mkfs.ext4", &["-q", device]);
+    mount(device, MOUNT, c"ext4", MountFlags::empty(), c"errors=panic").expect("mounted");
     let (is_over, begun) = (AtomicBool::new(false), AtomicU64::new(0));
     let (served, versions) = std::thread::scope(|scope| {
         let mut served = served;
@@ -323,25 +445,27 @@ fn recovery(kills: u64) {
             let target = begun.load(Ordering::SeqCst) + random.between(1, 40);
             wait_until("writes", || begun.load(Ordering::SeqCst) >= target || writer.is_finished());
             served.kill();
-            if kill % 8 == 0 {
-                refused("serve --ublk=0 --recover -f qcow2 other.qcow2", "it was made of another file");
+            if kill % 8 == 0 && device == DEVICE {
+                refused(&format!("serve {}", recover("other.qcow2")), "it was made of another file");
                 let waits = || run("devices").ok().stdout.contains("waits for a server");
                 wait_until("the kernel to notice", waits);
                 refused("detach 0", "is in use");
+            } else if kill % 8 == 0 {
+                refused(&format!("serve {}", recover("other.qcow2")), "or to another image than this");
             }
-            served = Served::start("--ublk=0 --recover -f qcow2 disk.qcow2");
+            served = Served::start(&recover("disk.qcow2"));
         }
         is_over.store(true, Ordering::SeqCst);
         (served, writer.join().expect("the writer has seen no error"))
     });
-    // In good order, too, and by a server with other queues.
+    // In good order, too.
     let said = served.terminate();
     assert!(said.contains("is in use and stays"), "{said}");
     let reader = std::thread::spawn(|| {
         drop_caches();
         fs::read(Path::new(MOUNT).join("pages")).expect("no read fails")
     });
-    let served = Served::start("--ublk=0 --recover --queues 3 -f qcow2 disk.qcow2");
+    let served = Served::start(&recover("disk.qcow2"));
     let pages = reader.join().expect("read");
     for (number, page) in versions.iter().enumerate().filter(|(_, page)| page.written > 0) {
         let at = number * PAGE as usize;
@@ -355,9 +479,9 @@ fn recovery(kills: u64) {
         assert!(found == stamp(number as u64, version), "page {number} is torn");
     }
     unmount(MOUNT, UnmountFlags::empty()).expect("unmounted");
-    program("e2fsck", &["-f", "-n", DEVICE]);
+    program("e2fsck", &["-f", "-n", device]);
     served.terminate();
-    assert!(!Path::new(DEVICE).exists());
+    assert!(device == NBD || !Path::new(device).exists());
     // A kill leaves clusters behind that nothing refers to (3), and nothing else.
     let checked = run("check -q disk.qcow2");
     assert!(matches!(checked.code, Some(0 | 3)), "{checked}");

@@ -29,5 +29,16 @@ fn a_device_is_made_used_and_removed() {
 #[test]
 fn a_file_system_survives_the_kills_of_its_server() {
     let kills = std::env::var("ZEBU_KILLS").unwrap_or_else(|_| KILLS.to_owned());
-    guest_does(&["recovery", &kills]);
+    guest_does(&["recovery", "ublk", &kills]);
+}
+
+#[test]
+fn a_device_of_nbd_is_connected_used_and_disconnected() {
+    guest_does(&["nbd"]);
+}
+
+#[test]
+fn a_file_system_on_nbd_survives_the_kills_of_its_server() {
+    // Requests of a killed server wait for half a minute.
+    guest_does(&["recovery", "nbd", "2"]);
 }

@@ -1,11 +1,20 @@
 //! `zebu devices` and `zebu detach`: block devices of this machine that zebu, or another server of ublk, has made.
 
+use crate::attached::Device;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::values::OutputFormat;
 use serde_json::json;
 use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+use zebu_export::is_in_use;
+use zebu_export::kernel_nbd::disconnect_device;
 use zebu_export::ublk::{DeviceState, KernelDevice, kernel_devices, remove_device};
+
+/// How long the kernel may take to let go of a device that was unmounted.
+const RELEASE: Duration = Duration::from_secs(10);
+/// How often is looked whether it has.
+const STEP: Duration = Duration::from_millis(20);
 
 /// Arguments of `zebu devices`.
 #[derive(Debug, clap::Args)]
@@ -22,14 +31,9 @@ pub(crate) struct DetachArgs {
     #[arg(long)]
     force: bool,
 
-    /// The device: its number, or /dev/ublkbN
-    #[arg(value_name = "DEVICE", value_parser = device_argument)]
-    device: u32,
-}
-
-fn device_argument(text: &str) -> Result<u32, String> {
-    let number = text.strip_prefix("/dev/ublkb").unwrap_or(text);
-    number.parse().map_err(|_| "a device is a number, or /dev/ublkbN".to_owned())
+    /// The device: /dev/ublkbN, its number, or /dev/nbdN
+    #[arg(value_name = "DEVICE")]
+    device: Device,
 }
 
 fn state(device: &KernelDevice) -> &'static str {
@@ -78,25 +82,58 @@ fn as_json(device: &KernelDevice) -> serde_json::Value {
     })
 }
 
+/// Ends the server of a device that was unmounted, which takes the device along.
+pub(crate) fn detach_in_the_end(device: Device) -> Result<(), Failure> {
+    let path = device.path();
+    let begun = Instant::now();
+    // The kernel lets go of the device some time after the mount is gone.
+    while is_in_use(&path) && begun.elapsed() < RELEASE {
+        std::thread::sleep(STEP);
+    }
+    device.end_server()?;
+    if path.exists() && is_in_use(&path) {
+        let path = path.display();
+        return Err(Failure::new(format!(
+            "{path} is in use still: zebu detach {path} removes it when it is free"
+        )));
+    }
+    device.forget();
+    Ok(())
+}
+
 /// Runs `zebu detach`.
 pub(crate) fn detach(args: &DetachArgs) -> Result<u8, Failure> {
-    let id = args.device;
-    if !args.force {
-        let devices = kernel_devices()?;
-        let device = devices.iter().find(|device| device.id == id);
-        let device = device.ok_or_else(|| Failure::new(format!("there is no ublk device {id}")))?;
-        let (path, server) = (device.path.display(), device.server.unwrap_or(0));
-        if device.is_in_use {
-            return Err(Failure::new(format!(
-                "{path} is in use: unmount it first, or have the requests of those who use it fail (--force)"
-            )));
-        }
-        if device.state == DeviceState::Served {
-            return Err(Failure::new(format!(
-                "process {server} serves {path}: end it, which removes the device, or give --force"
-            )));
-        }
+    let device = args.device;
+    let path = device.path();
+    let in_use = || {
+        let path = path.display();
+        Failure::new(format!(
+            "{path} is in use: unmount it first, or have the requests of those who use it fail (--force)"
+        ))
+    };
+    if !args.force && path.exists() && is_in_use(&path) {
+        return Err(in_use());
     }
-    remove_device(id)?;
+    // A server that ends takes its device along, unless somebody has begun to use it meanwhile.
+    let had_server = device.end_server()?;
+    match device {
+        Device::Ublk(id) => {
+            let found = kernel_devices()?.into_iter().find(|device| device.id == id);
+            match found {
+                None if had_server => {}
+                Some(found) if !args.force && found.is_in_use => return Err(in_use()),
+                Some(KernelDevice { state: DeviceState::Served, server, .. }) if !args.force => {
+                    let (path, server) = (path.display(), server.unwrap_or(0));
+                    return Err(Failure::new(format!(
+                        "process {server} serves {path}: end it, which removes the device, or give --force"
+                    )));
+                }
+                _ => remove_device(id)?,
+            }
+        }
+        Device::Nbd(index) if args.force || !had_server => disconnect_device(index)?,
+        Device::Nbd(_) => {}
+    }
+    device.forget();
     Ok(0)
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod amend;
+pub(crate) mod attach;
 pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod bitmap;
@@ -18,6 +19,7 @@ pub(crate) mod install_names;
 pub(crate) mod io;
 pub(crate) mod map;
 pub(crate) mod measure;
+pub(crate) mod mount;
 pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod serve;
