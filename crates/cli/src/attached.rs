@@ -99,7 +99,7 @@ pub(crate) enum Begin {
     TakeOver,
 }
 
-/// What a device was asked for.
+/// The words by which a device was attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attached {
     pub(crate) device: Device,

@@ -33,6 +33,8 @@ fn main() {
     match words[..] {
         ["devices"] => devices(),
         ["nbd"] => nbd(),
+        ["go-on", cache, flushed] => go_on(cache, flushed.parse().expect("a number")),
+        ["look", cache, flushed] => look(cache, flushed.parse().expect("a number")),
         ["recovery", kind, kills] => {
             let door = if kind == "ublk" { Door::UBLK } else { Door::NBD };
             recovery(door, kills.parse().expect("a number"));
@@ -486,4 +488,73 @@ fn recovery(door: Door, kills: u64) {
     let checked = run("check -q disk.qcow2");
     assert!(matches!(checked.code, Some(0 | 3)), "{checked}");
     println!("{kills} kills, {} writes", begun.load(Ordering::SeqCst));
+}
+
+/// Where the image is whose guest is cut off: on the guest's own disk.
+const OWN_DISK: &str = "/images";
+/// Pages of the file that is written until the guest is cut off.
+const CUT_PAGES: u64 = 16;
+
+/// Serves the image on the guest's own disk, and mounts it. They are made the first time.
+fn disk_on_disk(cache: &str) -> Served {
+    Door::UBLK.load();
+    fs::create_dir_all(OWN_DISK).expect("made");
+    wait_until("the disk", || Path::new("/dev/vda").exists());
+    mount("/dev/vda", OWN_DISK, c"ext4", MountFlags::empty(), None).expect("the guest's own disk");
+    let image = Path::new(OWN_DISK).join("disk.qcow2");
+    let is_new = !image.exists();
+    let image = image.display();
+    if is_new {
+        run(&format!("create -q -f qcow2 {image} {SIZE}")).ok();
+    } else {
+        let checked = run(&format!("check -q {image}"));
+        assert!(matches!(checked.code, Some(0 | 3)), "{checked}");
+    }
+    let served = Served::start(&format!("--ublk=0 -t {cache} -f qcow2 {image}"));
+    if is_new {
+        program("mkfs.ext4", &["-q", DEVICE]);
+    }
+    mount(DEVICE, MOUNT, c"ext4", MountFlags::empty(), c"errors=panic").expect("mounted");
+    served
+}
+
+/// The last version of the file, all of which must be there if it is not newer than what was flushed.
+fn version_of(file: &File, flushed: u64) -> u64 {
+    let mut newest = 0;
+    for number in 0..CUT_PAGES {
+        let mut page = vec![0; PAGE as usize];
+        let read = file.read_at(&mut page, number * PAGE).expect("no read fails");
+        assert!(read == page.len() || flushed == 0, "page {number} is missing");
+        let version = u64::from_le_bytes(page[8..16].try_into().expect("eight bytes"));
+        assert!(version >= flushed, "page {number}: version {version}, but {flushed} was flushed");
+        assert!(version == 0 || page == stamp(number, version), "page {number} is torn");
+        newest = newest.max(version);
+    }
+    newest
+}
+
+/// Writes a file and flushes it, version by version, and says each, until the guest is cut off.
+fn go_on(cache: &str, flushed: u64) {
+    let _served = disk_on_disk(cache);
+    let path = Path::new(MOUNT).join("file");
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(path).expect("a file");
+    for version in version_of(&file, flushed) + 1.. {
+        for number in 0..CUT_PAGES {
+            file.write_all_at(&stamp(number, version), number * PAGE).expect("no write fails");
+        }
+        // New clusters, too.
+        fs::write(Path::new(MOUNT).join(format!("file-{}", version % 64)), stamp(version, version)).expect("written");
+        file.sync_all().expect("no flush fails");
+        println!("flushed {version}");
+    }
+}
+
+/// Looks whether all is there that was flushed.
+fn look(cache: &str, flushed: u64) {
+    let served = disk_on_disk(cache);
+    version_of(&File::open(Path::new(MOUNT).join("file")).expect("a file"), flushed);
+    unmount(MOUNT, UnmountFlags::empty()).expect("unmounted");
+    program("e2fsck", &["-f", "-n", DEVICE]);
+    served.terminate();
+    unmount(OWN_DISK, UnmountFlags::empty()).expect("unmounted");
 }

@@ -1,7 +1,6 @@
 //! `zebu attach`: an image as a block device of this machine, by a server in the background.
 //!
-//! What it was asked for is noted, so that the device can be taken over by another server with the same words, and detached by its
-//! name.
+//! The words are noted, so that another server can take the device over with the same ones, and that it can be detached by its name.
 
 use crate::attached::{Attached, Begin, Device};
 use crate::failure::Failure;

@@ -8,7 +8,7 @@ use crate::failure::{EXIT_FAILURE, Failure};
 use crate::nbd_list::{self, Server};
 use crate::output::stdout;
 use crate::secrets::{SecretArgs, Sources};
-use crate::serve::kernel_devices::nbd_device_argument;
+use crate::serve::device_number::nbd_device_argument;
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::temporary_overlay::TemporaryOverlay;
 use crate::tls_objects::{End, NO_HOSTNAME, TlsObject};

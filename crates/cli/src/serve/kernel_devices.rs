@@ -2,45 +2,17 @@
 
 use crate::failure::Failure;
 use crate::output::stdout;
+use crate::serve::device_number::DeviceNumber;
 use crate::serve::serve_args::ServeArgs;
 use crate::session::Session;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 use std::path::Path;
-use std::str::FromStr;
 use zebu::storage::WorkerKind;
 use zebu_export::kernel_nbd::{NbdDevice, NbdDeviceConfig};
 use zebu_export::nbd::NbdServer;
 use zebu_export::ublk::{UblkConfig, UblkDevice};
 use zebu_export::{Exports, Level, Log, MemoryBudget, WhenStopped, WorkerPool};
-
-/// The number of a device, as `--ublk` takes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeviceNumber {
-    /// One that is free.
-    Any,
-    This(u32),
-}
-
-impl FromStr for DeviceNumber {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "any" => Ok(Self::Any),
-            number => number
-                .parse()
-                .map(Self::This)
-                .map_err(|_| "a device has a number, as in --ublk=0 for /dev/ublkb0".to_owned()),
-        }
-    }
-}
-
-/// The number of a device of the kernel's NBD client.
-pub(crate) fn nbd_device_argument(text: &str) -> Result<u32, String> {
-    let number = text.strip_prefix("/dev/nbd").and_then(|number| number.parse().ok());
-    number.ok_or_else(|| "not a device of the kernel's NBD client, such as /dev/nbd0".to_owned())
-}
 
 /// Has this process go on when memory is short, perhaps because what was written to its own devices waits for it. To be called
 /// before there are other threads. What can't be had is told.
@@ -157,24 +129,6 @@ impl KernelDevices {
             if device.stop() == WhenStopped::Stays {
                 tell(&path, &format!("--nbd-device {path}"));
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_have_numbers() {
-        assert_eq!("any".parse(), Ok(DeviceNumber::Any));
-        assert_eq!("12".parse(), Ok(DeviceNumber::This(12)));
-        for wrong in ["", "-1", "/dev/ublkb0", "4294967296"] {
-            assert!(wrong.parse::<DeviceNumber>().is_err(), "{wrong}");
-        }
-        assert_eq!(nbd_device_argument("/dev/nbd15"), Ok(15));
-        for wrong in ["0", "/dev/nbd", "/dev/nbd0p1", "/dev/sda"] {
-            assert!(nbd_device_argument(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod cleaner;
 pub(crate) mod connector;
 pub(crate) mod control;
 pub(crate) mod control_request;
+pub(crate) mod device_number;
 pub(crate) mod footprint;
 pub(crate) mod hydrations;
 pub(crate) mod isolate;

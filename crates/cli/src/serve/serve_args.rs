@@ -5,7 +5,7 @@ use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::program;
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
-use crate::serve::kernel_devices::{DeviceNumber, nbd_device_argument};
+use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
 use crate::size::size_argument;
 use crate::values::{Discard, caches, discard_argument, formats};

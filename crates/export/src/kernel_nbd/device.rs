@@ -27,6 +27,8 @@ const PATIENCE: u64 = 10 * 365 * 24 * 3600;
 const TIMEOUT: u64 = 30;
 /// How long the kernel may take to notice that a server has gone.
 const NOTICE: Duration = Duration::from_secs(10);
+/// Devices that the kernel has at most.
+const MOST: u32 = 1 << 20;
 /// How often is looked whether it has.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -221,7 +223,9 @@ impl NbdDevice {
             Errno::BUSY => self.fail(io::Error::other("it is connected to another server")),
             errno => self.refused(errno.into()),
         })?;
-        lines.iter().for_each(|line| line.is_taken.store(true, Ordering::SeqCst));
+        for line in &lines {
+            line.is_taken.store(true, Ordering::SeqCst);
+        }
         self.is_connected(entrance, over, ends)?;
         // The kernel looks for partitions when somebody opens it.
         let _ = File::open(&self.path);
@@ -338,7 +342,8 @@ pub fn free_device() -> Result<Option<u32>, ExportError> {
     Netlink::open().map_err(|source| ExportError::Socket { doing: doing(), source })?;
     let of = |index: u32| PathBuf::from(format!("/sys/block/nbd{index}"));
     // One that is connected says by which process.
-    Ok((0..).take_while(|index| of(*index).exists()).find(|index| !of(*index).join("pid").exists()))
+    let is_there = |index: &u32| of(*index).exists();
+    Ok((0..MOST).take_while(is_there).find(|index| !of(*index).join("pid").exists()))
 }
 
 fn failure(path: &Path, source: io::Error) -> ExportError {

@@ -1,14 +1,18 @@
 //! The descriptions of a queue's requests, which the kernel writes and this process reads.
 
-use super::uapi::{self, DESCRIPTION, Request};
+use super::uapi::{self, Request};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
+/// A description: its kind with flags, and sectors; the first sector; an address.
+type Words = [u64; uapi::DESCRIPTION / 8];
+
 /// The descriptions, by tag.
 pub(super) struct Descriptions {
-    start: NonNull<u8>,
+    start: NonNull<Words>,
+    /// Bytes of the mapping.
     len: usize,
     depth: u16,
 }
@@ -29,16 +33,11 @@ impl Descriptions {
     /// The request of a tag, which the kernel has handed over.
     pub(super) fn get(&self, tag: u16) -> Request {
         assert!(tag < self.depth);
-        let at = self.start.as_ptr().wrapping_add(usize::from(tag) * DESCRIPTION);
-        // SAFETY: within the mapping, which is readable and page-aligned, and descriptions are multiples of 8 bytes. The kernel
-        // changes them without asking, so they are read once, as they are; any bytes are numbers.
-        let (kind, sectors, first) = unsafe {
-            (
-                at.cast::<u32>().read_volatile(),
-                at.add(4).cast::<u32>().read_volatile(),
-                at.add(8).cast::<u64>().read_volatile(),
-            )
-        };
+        // SAFETY: within the mapping, which has `depth` descriptions and begins with a page. The kernel changes them without asking,
+        // so they are read once, as they are; any bytes are numbers.
+        let [head, first, _] = unsafe { self.start.add(tag.into()).read_volatile() };
+        let [k0, k1, k2, k3, s0, s1, s2, s3] = head.to_ne_bytes();
+        let (kind, sectors) = (u32::from_ne_bytes([k0, k1, k2, k3]), u32::from_ne_bytes([s0, s1, s2, s3]));
         Request::decode(kind, sectors, first)
     }
 }
