@@ -134,6 +134,11 @@ pub(crate) enum ParsedOpts {
 }
 
 impl CreateOpts {
+    /// Whether options of encryption are among them.
+    pub(crate) fn has_encryption(&self) -> bool {
+        self.encryption != EncryptOpts::default()
+    }
+
     /// Reads all `-o` arguments, for an image of `format`. The error names the option.
     pub(crate) fn parse(
         arguments: &[String],

@@ -5,9 +5,9 @@ use crate::local_name::local_path;
 use crate::lock_patience::lock_wait;
 use crate::named_disks::note_open;
 use crate::program;
+use crate::temporary_directory::TemporaryDirectory;
 use crate::values::format_argument;
-use rustix::fs::{Mode, OFlags, mkdir, open, rmdir, unlink};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, open, unlink};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::storage::{Worker, WorkerConfig};
@@ -33,14 +33,13 @@ impl TemporaryOverlay {
         let Some(name) = absolute.to_str() else {
             return Err(Failure::opening_name(base.as_os_str(), "its path is not valid UTF-8"));
         };
-        let directory = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-        let private = private_directory(&directory)?;
-        let place = private.join("overlay");
+        let private = TemporaryDirectory::new()?;
+        let place = private.path().join("overlay");
         let options = CreateOptions::default().backing(Some((name.to_owned(), format))).refs(RefPolicy::All);
         let made = worker.block_on(Image::create(&worker, &place, &options));
         let opened = open(&place, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let unlinked = unlink(&place);
-        let removed = rmdir(&private).and(unlinked);
+        let removed = unlink(&place);
+        drop(private);
         made.map_err(|error| Failure::creating(&place, &error))?;
         let file = opened
             .and_then(|file| removed.map(|()| file))
@@ -52,25 +51,6 @@ impl TemporaryOverlay {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
-}
-
-/// Names that are tried for a directory.
-const MOST_NAMES: u32 = 100;
-
-/// Makes a directory where nobody else can put a file.
-fn private_directory(parent: &Path) -> Result<PathBuf, Failure> {
-    let names = (0..MOST_NAMES).map(|number| format!(".zebu-overlay-{}-{number}", std::process::id()));
-    let mut last = Errno::EXIST;
-    for directory in names.map(|name| parent.join(name)) {
-        match mkdir(&directory, Mode::RWXU) {
-            Ok(()) => return Ok(directory),
-            Err(error) => last = error,
-        }
-        if last != Errno::EXIST {
-            break;
-        }
-    }
-    Err(Failure::new(format!("Could not make a directory in '{}': {last}", parent.display())))
 }
 
 /// The format of the image below, which is probed if it is not given.

@@ -11,6 +11,7 @@ use crate::{Error, ErrorKind, Preallocation, Result};
 use std::ops::Range;
 use std::path::Path;
 use zebu_qcow2::Header;
+use zebu_qcow2::piped::{ClusterSet, PipedImage};
 use zebu_qcow2::stream::{ImageStream, StreamError};
 use zebu_storage::{File, FileKind, IoBufs, Worker};
 
@@ -85,17 +86,7 @@ impl ImageWriter {
     /// # Errors
     /// Options contradict each other, or need what can't be written in order.
     pub(crate) fn unchangeable(file: File, create: &CreateOptions, size: u64) -> Result<Self> {
-        let refused = [
-            (create.backing.is_some(), "a backing file"),
-            (create.data_file.is_some(), "an external data file"),
-            (create.encryption.is_some(), "encryption"),
-            (create.preallocation != Preallocation::Off, "preallocation"),
-            (create.lazy_refcounts, "lazy refcounts"),
-        ];
-        if let Some((_, what)) = refused.iter().find(|(is_wanted, _)| *is_wanted) {
-            let message = format!("{what} can't be had in an image that is written in the order of its disk");
-            return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
-        }
+        refuse_changes(&file, create)?;
         Self::new(file, create, size)
     }
 
@@ -157,6 +148,89 @@ impl ImageWriter {
         let file = self.file.write_rest(worker).await?;
         end(worker, file, &first, first.len() as u64).await?;
         Ok(self.file.len())
+    }
+}
+
+/// An image that is being written from its first byte to its last ([`zebu_qcow2::piped`]).
+#[derive(Debug)]
+pub(crate) struct PipedWriter {
+    file: FileAppender,
+    image: PipedImage,
+    size: u64,
+}
+
+impl PipedWriter {
+    /// Begins an image for a disk of `size` bytes, with data in the clusters of `held`.
+    ///
+    /// # Errors
+    /// Options contradict each other, or need what can't be written in order.
+    pub(crate) fn new(file: File, create: &CreateOptions, size: u64, held: ClusterSet) -> Result<Self> {
+        refuse_changes(&file, create)?;
+        let (header, size) = header_of(&file, create, size)?;
+        let image = PipedImage::new(header, held).map_err(|e| stream_error(&file, &e))?;
+        Ok(Self { file: FileAppender::new(file, 0), image, size })
+    }
+
+    /// Bytes of the disk.
+    pub(crate) fn virtual_size(&self) -> u64 {
+        self.size
+    }
+
+    /// The disk's size is in the header, which is gone already.
+    pub(crate) fn cut(&self) -> Result<()> {
+        let message = "the length of the source must be known before";
+        Err(Error::new(ErrorKind::Unsupported, message).on(self.file.file().path()))
+    }
+
+    /// Appends clusters, in ascending order of their numbers.
+    pub(crate) async fn append(
+        &mut self,
+        worker: &Worker,
+        clusters: &[(u64, ClusterBytes)],
+        writes: &mut WritesUnderWay,
+    ) -> Result<()> {
+        self.write_tables(worker, writes).await?;
+        for (index, bytes) in clusters {
+            let ClusterBytes::Plain(bufs) = bytes else { continue };
+            self.write_zeroes(worker, *index, writes).await?;
+            let gathered = self.file.gathered();
+            let added = if let [buf] = bufs.parts() {
+                self.image.cluster(*index, buf.as_slice(), gathered)
+            } else {
+                let mut whole = vec![0; bufs.len()];
+                bufs.copy_to(0, &mut whole);
+                self.image.cluster(*index, &whole, gathered)
+            };
+            added.map_err(|e| stream_error(self.file.file(), &e))?;
+            self.file.write_whole(worker, writes).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is left.
+    pub(crate) async fn finish(mut self, worker: &Worker) -> Result<()> {
+        let mut writes = WritesUnderWay::default();
+        self.write_tables(worker, &mut writes).await?;
+        self.write_zeroes(worker, u64::MAX, &mut writes).await?;
+        writes.wait(0).await?;
+        self.file.write_rest(worker).await?.flush(worker).await
+    }
+
+    async fn write_tables(&mut self, worker: &Worker, writes: &mut WritesUnderWay) -> Result<()> {
+        loop {
+            let tables = self.image.tables().map_err(|e| stream_error(self.file.file(), &e))?;
+            let Some(bytes) = tables else { return Ok(()) };
+            self.file.gathered().extend_from_slice(&bytes);
+            self.file.write_whole(worker, writes).await?;
+        }
+    }
+
+    /// Writes zeroes for clusters before `until` that did not come.
+    async fn write_zeroes(&mut self, worker: &Worker, until: u64, writes: &mut WritesUnderWay) -> Result<()> {
+        while !self.image.zeroes(until, self.file.gathered()) {
+            self.file.write_whole(worker, writes).await?;
+        }
+        self.file.write_whole(worker, writes).await
     }
 }
 
@@ -321,6 +395,30 @@ impl PlacedClusters {
     }
 }
 
+/// Refuses what is written into a file again after its place was passed.
+fn refuse_changes(file: &File, create: &CreateOptions) -> Result<()> {
+    let refused = [
+        (create.backing.is_some(), "a backing file"),
+        (create.data_file.is_some(), "an external data file"),
+        (create.encryption.is_some(), "encryption"),
+        (create.preallocation != Preallocation::Off, "preallocation"),
+        (create.lazy_refcounts, "lazy refcounts"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(is_wanted, _)| *is_wanted) {
+        let message = format!("{what} can't be had in an image that is written in the order of its disk");
+        return Err(Error::new(ErrorKind::Unsupported, message).on(file.path()));
+    }
+    Ok(())
+}
+
+/// The header of a new image and the bytes of its disk.
+fn header_of(file: &File, create: &CreateOptions, size: u64) -> Result<(Header, u64)> {
+    let size = size.checked_next_multiple_of(512).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
+    })?;
+    Ok((new_header(create, size).map_err(|e| e.on(file.path()))?, size))
+}
+
 /// The layout of a new image and the bytes of its disk.
 fn begin(
     file: &File,
@@ -328,10 +426,7 @@ fn begin(
     size: u64,
     layout: fn(Header) -> std::result::Result<ImageStream, StreamError>,
 ) -> Result<(ImageStream, u64)> {
-    let size = size.checked_next_multiple_of(512).ok_or_else(|| {
-        Error::new(ErrorKind::InvalidArgument, "the image size is too large").on(file.path())
-    })?;
-    let header = new_header(create, size).map_err(|e| e.on(file.path()))?;
+    let (header, size) = header_of(file, create, size)?;
     let stream = layout(header).map_err(|e| stream_error(file, &e))?;
     Ok((stream, size))
 }

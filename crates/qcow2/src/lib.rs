@@ -76,6 +76,7 @@ pub mod limits;
 pub mod luks;
 pub mod offsets;
 pub mod open_options;
+pub mod piped;
 pub mod refcount;
 pub mod snapshot;
 pub mod stream;

@@ -537,13 +537,15 @@ fn version_of(file: &File, flushed: u64) -> u64 {
 fn go_on(cache: &str, flushed: u64) {
     let _served = disk_on_disk(cache);
     let path = Path::new(MOUNT).join("file");
-    let file = File::options().create(true).truncate(false).read(true).write(true).open(path).expect("a file");
+    let file =
+        File::options().create(true).truncate(false).read(true).write(true).open(path).expect("a file");
     for version in version_of(&file, flushed) + 1.. {
         for number in 0..CUT_PAGES {
             file.write_all_at(&stamp(number, version), number * PAGE).expect("no write fails");
         }
         // New clusters, too.
-        fs::write(Path::new(MOUNT).join(format!("file-{}", version % 64)), stamp(version, version)).expect("written");
+        fs::write(Path::new(MOUNT).join(format!("file-{}", version % 64)), stamp(version, version))
+            .expect("written");
         file.sync_all().expect("no flush fails");
         println!("flushed {version}");
     }

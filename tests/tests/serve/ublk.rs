@@ -83,7 +83,8 @@ fn what_was_flushed_survives_the_end_of_the_machine() {
         let mut said = String::new();
         for _ in 0..random.between(3, 12) {
             let version = loop {
-                let line = lines.next().unwrap_or_else(|| panic!("the guest has ended: {said}")).expect("text");
+                let line =
+                    lines.next().unwrap_or_else(|| panic!("the guest has ended: {said}")).expect("text");
                 said += &format!("{line}\n");
                 if let Some(version) = line.trim().strip_prefix("flushed ") {
                     break version.parse().expect("a number");

@@ -1,6 +1,7 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
 mod packed_source;
+mod pipe;
 mod report;
 mod store;
 
@@ -32,6 +33,7 @@ use crate::unreadable;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
+use pipe::{Spool, Way};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -178,7 +180,7 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// The sources, copied one behind the other, and the target
+    /// The sources, copied one behind the other, and the target; '-' is standard input or output
     #[arg(value_name = "FILES", num_args = 1..)]
     files: Vec<OsString>,
 }
@@ -259,10 +261,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
-    if args.target_format.is_none() && !args.target_image_opts && !args.dry_run {
+    if args.target_format.is_none() && !args.target_image_opts && !args.dry_run && !pipe::is_pipe(target) {
         refuse_plain_text(Path::new(target))?;
     }
-    let specs = source_specs(args, sources)?;
+    let spool = if sources.iter().any(|source| pipe::is_pipe(source)) { Some(Spool::new()?) } else { None };
+    let spooled = spool.as_ref().map(Spool::path);
+    let sources = pipe::with_spooled(sources, spooled.as_deref())?;
+    let specs = source_specs(args, &sources)?;
     allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
@@ -272,7 +277,12 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     if args.source_cache.is_none() {
         session.read_uncached();
     }
-    let mut watch = Watch::start(args.progress.beside(args.output.unwrap_or_default()).mode(args.quiet))?;
+    // Where the image goes to standard output, nothing else does.
+    let beside = if pipe::is_pipe(target) { OutputFormat::Json } else { args.output.unwrap_or_default() };
+    let mut watch = Watch::start(args.progress.beside(beside).mode(args.quiet))?;
+    if let Some(spool) = &spool {
+        spool.fill(&watch, args.packed.most_of_disk())?;
+    }
     if args.packed.has_member() && specs.len() > 1 {
         return Err(Failure::usage("--member names a part of one source, and there are several"));
     }
@@ -454,6 +464,18 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
+    if pipe::is_pipe(target) {
+        let way = pipe::way(args, opts)?;
+        if way != Way::Spooled {
+            let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
+            watch.finish();
+            return report;
+        }
+        let spool = Spool::new()?;
+        let place = spool.path();
+        let report = convert_to(args, opts, session, watch, images, place.as_os_str(), packed)?;
+        return spool.copy_out(session, watch).map(|()| report);
+    }
     if let Some(name) = store_name(target)? {
         let report = store::convert_to_object(args, opts, session, watch, images, name, options);
         watch.finish();
@@ -538,7 +560,7 @@ fn packed_reader(
     if args.dry_run {
         return Ok(Reader { order: Order::Any, target_size: None });
     }
-    let is_stored = store_name(target)?.is_some();
+    let is_stored = pipe::is_pipe(target) || store_name(target)?.is_some();
     let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, target)?);
     let target_size = match opts.size {
         _ if is_stored => opts.size,

@@ -48,7 +48,7 @@ pub use compare::{
 };
 pub use convert::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
-    ReadErrors, SkippedRange, SourceEnd, StreamedTarget, TargetClusters, TargetContent, convert,
+    ReadErrors, SkippedRange, SourceEnd, StreamedTarget, TablePlaces, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
 pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};

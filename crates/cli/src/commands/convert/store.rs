@@ -10,6 +10,7 @@ use crate::watch::Watch;
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TargetContent, convert, measure_image,
 };
+use zebu::storage::{File, Worker};
 use zebu::{Access, CreateOptions, Format, Image, OpenOptions, OpenedFile, Preallocation, ZeroMode};
 use zebu_store::{Length, StoreName, UploadOptions};
 
@@ -81,23 +82,32 @@ fn raw(
     let worker = session.worker();
     let target = StoreTarget::begin(name, UploadOptions::new(parts, size, Length::Fixed, http_options()))?;
     let file = target.file()?;
-    let total: u64 = images.iter().map(Image::virtual_size).sum();
-    let write = async || {
-        let open = OpenOptions::default().access(Access::ReadWrite);
-        let image = Image::open_files(worker, vec![OpenedFile::new(file, Format::Raw)], &open).await?;
-        let to = ConvertTarget::Existing { image: image.clone(), content: TargetContent::Unknown };
-        let report = convert(worker, images, to, options).await?;
-        if total < size {
-            image.write_zeroes(worker, total, size - total, ZeroMode::Unmap).await?;
-        }
-        image.close(worker).await?;
-        Ok(report)
-    };
-    let done: zebu::Result<ConvertReport> = worker.block_on(write());
+    let done = worker.block_on(write_raw(worker, images, file, size, options));
     target.end(done.map_err(|error| failed(images, &error)))
 }
 
-fn failed(images: &[Image], error: &zebu::Error) -> Failure {
+/// Writes all `size` bytes of a raw disk into a file that is written once.
+pub(super) async fn write_raw(
+    worker: &Worker,
+    images: &[Image],
+    file: File,
+    size: u64,
+    options: &ConvertOptions,
+) -> zebu::Result<ConvertReport> {
+    let total: u64 = images.iter().map(Image::virtual_size).sum();
+    let open = OpenOptions::default().access(Access::ReadWrite);
+    let image = Image::open_files(worker, vec![OpenedFile::new(file, Format::Raw)], &open).await?;
+    let to = ConvertTarget::Existing { image: image.clone(), content: TargetContent::Unknown };
+    let report = convert(worker, images, to, options).await?;
+    if total < size {
+        image.write_zeroes(worker, total, size - total, ZeroMode::Unmap).await?;
+    }
+    image.close(worker).await?;
+    Ok(report)
+}
+
+/// The failure of a job, in the words of its side.
+pub(super) fn failed(images: &[Image], error: &zebu::Error) -> Failure {
     match error.image() {
         Some(image) if images.iter().any(|source| source.path() == image) => {
             Failure::during("error while reading the source", error)

@@ -4,6 +4,7 @@ mod conflicts;
 mod endings;
 mod messages;
 mod page_cache;
+mod pipes;
 mod reproducible;
 mod targets;
 

@@ -24,7 +24,7 @@ mod walk;
 
 pub use options::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
-    ReadErrors, SkippedRange, StreamedTarget, TargetClusters, TargetContent,
+    ReadErrors, SkippedRange, StreamedTarget, TablePlaces, TargetClusters, TargetContent,
 };
 pub use source_end::SourceEnd;
 
@@ -134,7 +134,7 @@ pub async fn convert(
             (sink, content, Some(made))
         }
         ConvertTarget::Stream(new) => {
-            (target::begin_stream(*new, total, options.clusters)?, TargetContent::Zero, None)
+            (target::begin_stream(worker, &parts, *new, total, options).await?, TargetContent::Zero, None)
         }
         ConvertTarget::Existing { image, content } => {
             check_open_target(sources, &image)?;

@@ -224,15 +224,33 @@ pub struct StreamedTarget {
     pub create: CreateOptions,
     /// How clusters are compressed, if [`ConvertOptions::clusters`] says so.
     pub compress: CompressOptions,
+    /// Where the tables lie. Default: behind what they map.
+    pub tables: TablePlaces,
 }
 
-zebu_storage::option_setters!(StreamedTarget { create: CreateOptions, compress: CompressOptions });
+zebu_storage::option_setters!(StreamedTarget {
+    create: CreateOptions,
+    compress: CompressOptions,
+    tables: TablePlaces
+});
+
+/// The places of the tables of an image in a file that can't be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TablePlaces {
+    /// Behind what they map. The header is written last, at the beginning of the file.
+    #[default]
+    Behind,
+    /// In front: the file is written from its first byte to its last, as a pipe takes it. The sources' mappings are walked before, and
+    /// clusters are not compressed.
+    InFront,
+}
 
 impl StreamedTarget {
     /// An image in this file, with the default options.
     pub fn new(file: File) -> Self {
         let create = CreateOptions { format: Format::Qcow2, ..CreateOptions::default() };
-        Self { file, create, compress: CompressOptions::default() }
+        Self { file, create, compress: CompressOptions::default(), tables: TablePlaces::default() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The target that a conversion writes to: an open image, or one of another program that is being made.
 
 use super::moves::Moves;
-use crate::image_stream::{ClusterBytes, ImageWriter, Packer, PlacedImage};
+use crate::image_stream::{ClusterBytes, ImageWriter, Packer, PipedWriter, PlacedImage};
 use crate::new_foreign::{BlockWriter, FilePlace, GrowingFile, Packed, StreamWriter, WritesUnderWay};
 use crate::{Durability, Error, ErrorKind, Image, Preallocation, Result, Shrink};
 use std::ops::Range;
@@ -15,6 +15,8 @@ pub(super) enum DiskOrder {
     Foreign(StreamWriter),
     /// A qcow2 image.
     Qcow2(Box<ImageWriter>),
+    /// A qcow2 image that is written from its first byte to its last.
+    Piped(Box<PipedWriter>),
 }
 
 impl DiskOrder {
@@ -27,6 +29,7 @@ impl DiskOrder {
     ) -> Result<()> {
         match self {
             Self::Qcow2(writer) => writer.append(worker, &blocks, writes).await,
+            Self::Piped(writer) => writer.append(worker, &blocks, writes).await,
             Self::Foreign(writer) => {
                 let packed = blocks.into_iter().filter_map(|(index, bytes)| match bytes {
                     ClusterBytes::Packed(bytes) => Some((index, bytes)),
@@ -42,6 +45,7 @@ impl DiskOrder {
         match self {
             Self::Foreign(_) => Ok(()),
             Self::Qcow2(writer) => writer.cut(size),
+            Self::Piped(writer) => writer.cut(),
         }
     }
 
@@ -49,6 +53,7 @@ impl DiskOrder {
         match self {
             Self::Foreign(writer) => writer.finish(worker).await,
             Self::Qcow2(writer) => writer.finish(worker).await.map(drop),
+            Self::Piped(writer) => writer.finish(worker).await,
         }
     }
 }

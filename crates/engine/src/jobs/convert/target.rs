@@ -1,11 +1,14 @@
 //! A target that the job makes.
 
 use super::disk_order::Making;
-use super::options::{Identities, NewTarget, StreamedTarget, TargetClusters, TargetContent};
+use super::job::Part;
+use super::options::{
+    ConvertOptions, Identities, NewTarget, StreamedTarget, TablePlaces, TargetClusters, TargetContent,
+};
 use super::sink::{DiskOrder, Sink};
 use super::source_conflict::{check_open_file, check_target};
 use crate::create::new_file;
-use crate::image_stream::{ImageWriter, Packer, PlacedImage};
+use crate::image_stream::{ImageWriter, Packer, PipedWriter, PlacedImage};
 use crate::jobs::staging::{
     directory_of, from_io, publish_with, reserve_temporary_name, sync_directory_of, sync_files,
 };
@@ -22,6 +25,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu_foreign::Identity;
 use zebu_foreign::write::Birth;
+use zebu_qcow2::piped::ClusterSet;
 use zebu_storage::sync::Mutex;
 use zebu_storage::{File, FileKind, LockMode, OpenFlags, Worker};
 
@@ -195,8 +199,14 @@ async fn begin_qcow2(
 }
 
 /// Begins a new image in a file that can't be changed, for the `total` bytes of the sources.
-pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClusters) -> Result<Sink> {
-    let StreamedTarget { file, create, compress } = new;
+pub(super) async fn begin_stream(
+    worker: &Worker,
+    parts: &[Part],
+    new: StreamedTarget,
+    total: u64,
+    options: &ConvertOptions,
+) -> Result<Sink> {
+    let StreamedTarget { file, create, compress, tables } = new;
     let path = file.path().to_owned();
     let size = create.size.unwrap_or(total);
     if size < total {
@@ -207,15 +217,59 @@ pub(super) fn begin_stream(new: StreamedTarget, total: u64, clusters: TargetClus
         let message = "only a qcow2 image is written in the order of its disk";
         return Err(Error::new(ErrorKind::Unsupported, message).on(&path));
     }
-    let method = match clusters {
-        TargetClusters::Plain => None,
-        TargetClusters::Compressed => Some(compress.method(create.compression).map_err(|e| e.on(&path))?),
+    let method = match (options.clusters, tables) {
+        (TargetClusters::Plain, _) => None,
+        (TargetClusters::Compressed, TablePlaces::Behind) => {
+            Some(compress.method(create.compression).map_err(|e| e.on(&path))?)
+        }
+        (TargetClusters::Compressed, TablePlaces::InFront) => {
+            let message = "tables in front of compressed clusters: their sizes are not known before";
+            return Err(Error::new(ErrorKind::Unsupported, message).on(&path));
+        }
     };
     let packing = Packer::new(method, &compress.pool, create.cluster_size);
-    let writer = ImageWriter::unchangeable(file, &create, size)?;
-    let size = writer.virtual_size();
-    let writer = Mutex::new(Some(DiskOrder::Qcow2(Box::new(writer))));
+    let (size, writer) = match tables {
+        TablePlaces::Behind => {
+            let writer = ImageWriter::unchangeable(file, &create, size)?;
+            (writer.virtual_size(), DiskOrder::Qcow2(Box::new(writer)))
+        }
+        TablePlaces::InFront => {
+            let held = clusters_with_data(worker, parts, create.cluster_size, options).await?;
+            let writer = PipedWriter::new(file, &create, size, held)?;
+            (writer.virtual_size(), DiskOrder::Piped(Box::new(writer)))
+        }
+    };
+    let writer = Mutex::new(Some(writer));
     Ok(Sink::Stream { path, size, shown: 0, packing, writer })
+}
+
+/// The clusters in which the sources' mappings have data, or all of them if zeroes are written, too.
+async fn clusters_with_data(
+    worker: &Worker,
+    parts: &[Part],
+    cluster: u64,
+    options: &ConvertOptions,
+) -> Result<ClusterSet> {
+    let mut held = ClusterSet::default();
+    let cluster = cluster.max(1);
+    if options.sparse_size == 0 {
+        held.insert(0..parts.last().map_or(0, Part::end).div_ceil(cluster));
+        return Ok(held);
+    }
+    for part in parts {
+        let mut position = part.start;
+        while position < part.end() {
+            options.control.cancel.check()?;
+            let rest = part.end() - position;
+            let extent = part.image.source_extent(worker, part.in_source(position), rest).await?;
+            let until = position.saturating_add(extent.len).min(part.end());
+            if !extent.is_zero() {
+                held.insert(position / cluster..until.div_ceil(cluster));
+            }
+            position = until;
+        }
+    }
+    Ok(held)
 }
 
 /// The identities of a new image of another program.

@@ -1,0 +1,205 @@
+//! Images that go to standard output and come from standard input (`-`).
+
+use super::{identical, source};
+use crate::common::{Ran, Scratch, noise, qemu, send, words};
+use rustix::process::Signal;
+use std::fs::File;
+use std::io::Read;
+use std::process::Stdio;
+
+/// Runs a command whose standard output goes through a pipe into a file.
+#[track_caller]
+fn piped(scratch: &Scratch, line: &str, out: &str) -> Ran {
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(line));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut file = File::create(scratch.file(out)).unwrap();
+    std::io::copy(child.stdout.as_mut().unwrap(), &mut file).unwrap();
+    let mut stderr = String::new();
+    child.stderr.as_mut().unwrap().read_to_string(&mut stderr).unwrap();
+    Ran { code: child.wait().unwrap().code(), stdout: String::new(), stderr }
+}
+
+#[test]
+fn each_format_goes_through_a_pipe() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    for (options, format) in [
+        ("-O raw", "raw"),
+        ("-O qcow2", "qcow2"),
+        ("-O qcow2 -S 0", "qcow2"),
+        ("-O qcow2 -o cluster_size=512", "qcow2"),
+        ("-O qcow2 -o cluster_size=2M", "qcow2"),
+        ("-O qcow2 -o compat=0.10", "qcow2"),
+        ("-O qcow2 -o extended_l2=on", "qcow2"),
+        ("-O qcow2 -o refcount_bits=1", "qcow2"),
+        ("-O qcow2 -o preallocation=metadata", "qcow2"),
+        ("-O qcow2 -m 1", "qcow2"),
+        ("-O qcow2 -m 16 --workers 3", "qcow2"),
+        ("-O qcow2 -c", "qcow2"),
+        ("-O qcow2 -c -o compression_type=zstd", "qcow2"),
+        ("-O vmdk -o subformat=streamOptimized", "vmdk"),
+        ("-O vdi", "vdi"),
+        ("-O vhdx", "vhdx"),
+        ("-O qcow2 -l before", "qcow2"),
+    ] {
+        piped(&scratch, &format!("convert {options} a.qcow2 -"), "out").ok();
+        let before = if options.contains("-l ") { "-l before" } else { "" };
+        scratch.qemu_img(&words(&format!("convert {before} -O raw a.qcow2 reference.raw"))).ok();
+        scratch.qemu_img(&words(&format!("convert -f {format} -O raw out data.raw"))).ok();
+        let (mut made, wanted) = (scratch.read("data.raw"), scratch.read("reference.raw"));
+        made.truncate(wanted.len());
+        assert!(made == wanted, "{options}");
+        if format == "qcow2" {
+            scratch.qemu_img(&words("check out")).ok();
+            scratch.zebu(&words("check out")).ok();
+        }
+    }
+    assert!(!scratch.file("-").exists());
+}
+
+#[test]
+fn several_sources_that_end_within_clusters() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 100_000 / 512 * 512));
+    scratch.write("b.raw", &noise(2, 3 << 20));
+    piped(&scratch, "convert -f raw -O qcow2 a.raw b.raw a.raw -", "out").ok();
+    scratch.qemu_img(&words("convert -f raw -O raw a.raw b.raw a.raw data.raw")).ok();
+    identical(&scratch, "data.raw", "out");
+    scratch.qemu_img(&words("check out")).ok();
+}
+
+#[test]
+fn a_large_sparse_disk_takes_no_more_memory_than_a_small_one() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 big.qcow2 1T")).ok();
+    for at in ["0", "100G", "1023G"] {
+        scratch.qemu_io(&["-c", &format!("write -P 7 {at} 3M"), "big.qcow2"]).ok();
+    }
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words("convert -O qcow2 big.qcow2 -"));
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = Vec::new();
+    let mut pipe = child.stdout.take().unwrap();
+    // All tables and most of the data have come, and more than a pipe holds is left.
+    std::io::Read::by_ref(&mut pipe).take(8 << 20).read_to_end(&mut out).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let most: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
+    pipe.read_to_end(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    scratch.write("out", &out);
+    assert!(most < 96 << 10, "{most} KiB");
+    identical(&scratch, "big.qcow2", "out");
+    assert!(std::fs::metadata(scratch.file("out")).unwrap().len() < 32 << 20);
+}
+
+#[test]
+fn a_disk_comes_from_standard_input() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    source(&scratch);
+    let run = |line: &str| {
+        let script = format!("{} {line}", env!("CARGO_BIN_EXE_zebu"));
+        let mut command = scratch.command("sh", &["-c", &script]);
+        let output = command.output().unwrap();
+        Ran {
+            code: output.status.code(),
+            stdout: String::new(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    };
+    run("convert -O qcow2 - out < a.qcow2").ok();
+    identical(&scratch, "a.qcow2", "out");
+    run("convert -O vmdk a.qcow2 - | cat > image.vmdk").ok();
+    identical(&scratch, "a.qcow2", "image.vmdk");
+    run("convert -O qcow2 - - < image.vmdk > out").ok();
+    identical(&scratch, "a.qcow2", "out");
+    run("convert --max-size 1M -O qcow2 - out < a.qcow2").fails_naming(1, &["standard input", "--max-size"]);
+    run("convert -O qcow2 - - out < a.qcow2").fails_naming(1, &["standard input"]);
+}
+
+#[test]
+fn a_reader_that_leaves_is_an_error() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 8 << 20));
+    for options in ["-O raw", "-O qcow2", "-O qcow2 -c"] {
+        let line = words(&format!("convert -f raw {options} a.raw -"));
+        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let mut stderr = String::new();
+        child.stderr.as_mut().unwrap().read_to_string(&mut stderr).unwrap();
+        let ran = Ran { code: child.wait().unwrap().code(), stdout: String::new(), stderr };
+        ran.fails_naming(1, &["standard output", "Broken pipe"]);
+    }
+}
+
+/// Nobody reads: the command waits, and a signal ends it.
+#[test]
+fn a_signal_ends_what_nobody_reads() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 8 << 20));
+    for options in ["-O raw", "-O qcow2"] {
+        let line = words(&format!("convert -f raw {options} a.raw -"));
+        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // The first bytes: it is at work.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
+        send(&child, Signal::TERM);
+        assert_ne!(child.wait().unwrap().code(), Some(0), "{options}");
+    }
+}
+
+#[test]
+fn what_a_pipe_can_not_have_is_named() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 1 << 20));
+    for (options, word) in [
+        ("-n", "-n"),
+        ("-O qcow2 -B b.qcow2 -F qcow2", "-B"),
+        ("-t none", "-t"),
+        ("--output json", "--output"),
+        ("-O qcow2 -o data_file=d", "data file"),
+    ] {
+        let ran = piped(&scratch, &format!("convert -f raw {options} a.raw -"), "out");
+        ran.fails_naming(1, &["standard output", word]);
+        assert!(scratch.read("out").is_empty(), "{options}");
+    }
+}
+
+/// Under QEMU's names, and as `./-`, it is a file.
+#[test]
+fn a_file_of_that_name() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 1 << 20));
+    scratch.zebu(&words("convert -f raw -O raw a.raw ./-")).ok();
+    assert!(scratch.read("-") == scratch.read("a.raw"));
+    std::fs::remove_file(scratch.file("-")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), scratch.file("qemu-img")).unwrap();
+    let program = scratch.file("qemu-img");
+    scratch.run(program.to_str().unwrap(), &words("convert -f raw -O raw a.raw -")).ok();
+    assert!(scratch.read("-") == scratch.read("a.raw"));
+}
+
+/// Progress goes to standard error.
+#[test]
+fn progress_does_not_mix_with_the_image() {
+    let scratch = Scratch::new();
+    scratch.write("a.raw", &noise(1, 4 << 20));
+    let ran = piped(&scratch, "convert -p -f raw -O raw a.raw -", "out").ok();
+    assert!(scratch.read("out") == scratch.read("a.raw"));
+    assert!(ran.stderr.contains("percent"), "{ran:#?}");
+}

@@ -1,0 +1,362 @@
+//! New images that are written from their first byte to their last, as into a pipe. Which clusters hold data is known before, so that
+//! all tables come first.
+//!
+//! ```text
+//! header | L1 table | refcount table | refcount blocks | L2 tables | clusters in the order of the disk
+//! ```
+
+use crate::geometry::Geometry;
+use crate::header::Header;
+use crate::l1::L1Entry;
+use crate::l2::L2Entry;
+use crate::limits;
+use crate::offsets::{GuestOffset, HostOffset};
+use crate::refcount::{self, RefTableEntry};
+use crate::stream::StreamError;
+use std::ops::Range;
+
+/// A set of guest clusters. It takes a bit for each cluster of the disk.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterSet(Vec<u64>);
+
+impl ClusterSet {
+    /// Adds clusters.
+    pub fn insert(&mut self, clusters: Range<u64>) {
+        let words = clusters.end.div_ceil(64) as usize;
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
+        for cluster in clusters {
+            if let Some(word) = self.0.get_mut((cluster / 64) as usize) {
+                *word |= 1u64.checked_shl((cluster % 64) as u32).unwrap_or(0);
+            }
+        }
+    }
+
+    /// Clusters of the set in a range, in ascending order.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let end = range.end;
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            while at < end {
+                let word = self.0.get((at / 64) as usize)?;
+                let rest = word.checked_shr((at % 64) as u32).unwrap_or(0);
+                if rest == 0 {
+                    at = (at / 64).saturating_add(1).saturating_mul(64);
+                    continue;
+                }
+                let found = at.saturating_add(u64::from(rest.trailing_zeros()));
+                at = found.saturating_add(1);
+                return (found < end).then_some(found);
+            }
+            None
+        })
+    }
+
+    /// How many there are in a range.
+    fn count(&self, range: Range<u64>) -> u64 {
+        self.within(range).count() as u64
+    }
+}
+
+/// The part of the file that comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Front,
+    RefcountBlock(u64),
+    /// The L2 table of this entry of the L1 table.
+    Table(u64),
+    Clusters,
+}
+
+/// An image that is being written.
+#[derive(Debug)]
+pub struct PipedImage {
+    header: Header,
+    geometry: Geometry,
+    held: ClusterSet,
+    l1: Vec<L1Entry>,
+    /// The first cluster of the file that is a refcount block, and how many there are.
+    blocks: (u64, u64),
+    /// Clusters of the file.
+    total: u64,
+    /// The cluster of the file that the next guest cluster with data has in the tables.
+    place: u64,
+    next: Next,
+    /// The next guest cluster at least.
+    cluster: u64,
+    /// Guest clusters of the disk.
+    end: u64,
+}
+
+impl PipedImage {
+    /// An image with this header, whose tables have no places yet, of a disk that has data in these clusters.
+    ///
+    /// # Errors
+    /// [`StreamError::TooLarge`]: the file would be longer than its tables can say.
+    pub fn new(mut header: Header, held: ClusterSet) -> Result<Self, StreamError> {
+        let geometry = header.geometry();
+        let size = header.virtual_size();
+        let end = geometry.host_clusters(size);
+        let entries = geometry.l1_entries_for(size).filter(|entries| *entries <= limits::MAX_L1_ENTRIES);
+        let entries = entries.ok_or(StreamError::TooLarge)?;
+        let mut l1 = vec![L1Entry::UNALLOCATED; usize::try_from(entries).map_err(|_| StreamError::TooLarge)?];
+        let of_table = |number: u64| {
+            let first = number.saturating_mul(geometry.l2_entries());
+            first..first.saturating_add(geometry.l2_entries()).min(end)
+        };
+        let tables: Vec<u64> =
+            (0..entries).filter(|number| held.within(of_table(*number)).next().is_some()).collect();
+        let l1_clusters = geometry.host_clusters(entries.saturating_mul(8)).max(1);
+        let others = (tables.len() as u64)
+            .saturating_add(held.count(0..end))
+            .saturating_add(l1_clusters)
+            .saturating_add(1);
+        let (mut blocks, mut table) = (0u64, 0u64);
+        // Each round counts what the last one added, which is less every time.
+        let total = loop {
+            let total = others.saturating_add(blocks).saturating_add(table);
+            let all = total.div_ceil(geometry.refcount_entries_per_block().max(1));
+            let next = (all, all.div_ceil(geometry.reftable_entries_per_cluster().max(1)));
+            if next == (blocks, table) {
+                break total;
+            }
+            (blocks, table) = next;
+        };
+        let at = |cluster: u64| {
+            let offset = geometry.cluster_offset(cluster).filter(|at| at.0 < limits::HOST_OFFSET_END);
+            offset.ok_or(StreamError::TooLarge)
+        };
+        at(total)?;
+        if table.saturating_mul(geometry.cluster_size()) > limits::MAX_REFTABLE_SIZE {
+            return Err(StreamError::TooLarge);
+        }
+        header.l1_table_offset = at(1)?;
+        header.l1_size = u32::try_from(entries).map_err(|_| StreamError::TooLarge)?;
+        let table_at = l1_clusters.saturating_add(1);
+        header.refcount_table_offset = at(table_at)?;
+        header.refcount_table_clusters = u32::try_from(table).map_err(|_| StreamError::TooLarge)?;
+        let blocks_at = table_at.saturating_add(table);
+        let tables_at = blocks_at.saturating_add(blocks);
+        for (place, number) in (tables_at..).zip(&tables) {
+            if let Some(entry) = l1.get_mut(*number as usize) {
+                *entry = L1Entry::new(at(place)?, true);
+            }
+        }
+        let place = tables_at.saturating_add(tables.len() as u64);
+        let blocks = (blocks_at, blocks);
+        Ok(Self { header, geometry, held, l1, blocks, total, place, next: Next::Front, cluster: 0, end })
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_size(&self) -> u64 {
+        self.total.saturating_mul(self.geometry.cluster_size())
+    }
+
+    /// The next bytes before the first cluster; `None` if clusters come next.
+    ///
+    /// # Errors
+    /// [`StreamError::Header`].
+    pub fn tables(&mut self) -> Result<Option<Vec<u8>>, StreamError> {
+        let (bytes, next) = match self.next {
+            Next::Front => (self.front()?, Next::RefcountBlock(0)),
+            Next::RefcountBlock(number) if number < self.blocks.1 => {
+                (self.refcount_block(number)?, Next::RefcountBlock(number.saturating_add(1)))
+            }
+            Next::RefcountBlock(_) => (Vec::new(), Next::Table(0)),
+            Next::Table(from) => {
+                let rest = self.l1.iter().enumerate().skip(from as usize);
+                match rest
+                    .map(|(number, entry)| (number as u64, entry))
+                    .find(|(_, entry)| entry.table().is_some())
+                {
+                    Some((number, _)) => (self.l2_table(number)?, Next::Table(number.saturating_add(1))),
+                    None => (Vec::new(), Next::Clusters),
+                }
+            }
+            Next::Clusters => return Ok(None),
+        };
+        self.next = next;
+        Ok(Some(bytes))
+    }
+
+    /// Adds a guest cluster's bytes; the last one of the disk may be shorter. All before it came, or were left out by
+    /// [`Self::zeroes`].
+    ///
+    /// # Errors
+    /// [`StreamError`]: clusters are out of order, or this one holds data where none was expected.
+    pub fn cluster(&mut self, cluster: u64, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let size = self.geometry.cluster_size();
+        if bytes.is_empty() || bytes.len() as u64 > size {
+            return Err(StreamError::Length { len: bytes.len() });
+        }
+        let is_in_order = cluster >= self.cluster && cluster < self.end;
+        let is_next = is_in_order && self.held.within(self.cluster..cluster).next().is_none();
+        if self.next != Next::Clusters || !is_next {
+            return Err(StreamError::OutOfOrder);
+        }
+        self.cluster = cluster.saturating_add(1);
+        if self.held.within(cluster..self.cluster).next().is_some() {
+            out.extend_from_slice(bytes);
+            pad(out, size.saturating_sub(bytes.len() as u64));
+        } else if bytes.iter().any(|byte| *byte != 0) {
+            return Err(StreamError::Unexpected { cluster });
+        }
+        Ok(())
+    }
+
+    /// Adds zeroes for the clusters before `until` that hold data and did not come, up to a MiB of them; true if that is all.
+    pub fn zeroes(&mut self, until: u64, out: &mut Vec<u8>) -> bool {
+        const MOST: u64 = 1 << 20;
+        let size = self.geometry.cluster_size();
+        let until = until.min(self.end);
+        let mut held = self.held.within(self.cluster..until);
+        let added = held.by_ref().take((MOST / size).max(1) as usize).count() as u64;
+        let next = held.next();
+        pad(out, added.saturating_mul(size));
+        self.cluster = self.cluster.max(next.unwrap_or(until));
+        next.is_none()
+    }
+
+    fn front(&self) -> Result<Vec<u8>, StreamError> {
+        let size = self.geometry.cluster_size() as usize;
+        let mut bytes = self.header.encode()?;
+        bytes.resize(size, 0);
+        bytes.extend(self.l1.iter().flat_map(|entry| entry.0.to_be_bytes()));
+        bytes.resize(self.header.refcount_table_offset.0 as usize, 0);
+        let (first, count) = self.blocks;
+        for block in first..first.saturating_add(count) {
+            let at = self.geometry.cluster_offset(block).ok_or(StreamError::TooLarge)?;
+            bytes.extend(RefTableEntry::new(at).0.to_be_bytes());
+        }
+        bytes.resize((first as usize).saturating_mul(size), 0);
+        Ok(bytes)
+    }
+
+    fn refcount_block(&self, number: u64) -> Result<Vec<u8>, StreamError> {
+        let per_block = self.geometry.refcount_entries_per_block();
+        let first = number.saturating_mul(per_block);
+        let count = self.total.saturating_sub(first).min(per_block);
+        let mut block = vec![0; self.geometry.cluster_size() as usize];
+        for index in 0..count as usize {
+            let set = refcount::set(&mut block, index, self.geometry.refcount_order, 1);
+            set.map_err(|_| StreamError::TooLarge)?;
+        }
+        Ok(block)
+    }
+
+    fn l2_table(&mut self, number: u64) -> Result<Vec<u8>, StreamError> {
+        let mut table = vec![0; self.geometry.cluster_size() as usize];
+        let first = number.saturating_mul(self.geometry.l2_entries());
+        let range = first..first.saturating_add(self.geometry.l2_entries()).min(self.end);
+        for cluster in self.held.within(range) {
+            let host = self.geometry.cluster_offset(self.place).ok_or(StreamError::TooLarge)?;
+            self.place = self.place.saturating_add(1);
+            let entry = if self.geometry.extended_l2 {
+                L2Entry::subclusters(Some(host), u32::MAX, 0)
+            } else {
+                L2Entry::data(host, &self.geometry)
+            };
+            let guest = GuestOffset(cluster.saturating_mul(self.geometry.cluster_size()));
+            let index = self.geometry.l2_index(guest) as usize;
+            entry.write(&mut table, index, &self.geometry).map_err(|_| StreamError::OutOfOrder)?;
+        }
+        Ok(table)
+    }
+}
+
+/// Adds zeroes.
+fn pad(out: &mut Vec<u8>, zeroes: u64) {
+    out.resize(out.len().saturating_add(zeroes as usize), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::tests::{header, verify};
+    use proptest::prelude::*;
+
+    fn content(cluster: u64, size: u64) -> Vec<u8> {
+        vec![(cluster % 251 + 1) as u8; size as usize]
+    }
+
+    /// Writes a disk of whose clusters `held` were said to have data, and `given` come.
+    fn piped(bits: u32, order: u32, clusters: u64, held: &[u64], given: &[u64]) -> Vec<u8> {
+        let mut set = ClusterSet::default();
+        held.iter().for_each(|cluster| set.insert(*cluster..*cluster + 1));
+        let mut image = PipedImage::new(header(clusters << bits, bits, order), set).unwrap();
+        let mut file = Vec::new();
+        while let Some(bytes) = image.tables().unwrap() {
+            file.extend(bytes);
+        }
+        for cluster in given {
+            while !image.zeroes(*cluster, &mut file) {}
+            image.cluster(*cluster, &content(*cluster, 1 << bits), &mut file).unwrap();
+        }
+        while !image.zeroes(u64::MAX, &mut file) {}
+        assert_eq!(file.len() as u64, image.file_size());
+        file
+    }
+
+    #[test]
+    fn clusters_that_did_not_come_are_zero() {
+        let file = piped(9, 4, 5000, &[0, 1, 70, 71, 4999], &[1, 4999]);
+        verify(
+            &file,
+            5000,
+            |cluster| [0, 1, 70, 71, 4999].contains(&cluster),
+            |cluster| match cluster {
+                1 | 4999 => content(cluster, 512),
+                _ => vec![0; 512],
+            },
+        );
+        let file = piped(12, 4, 3000, &(0..3000).collect::<Vec<_>>(), &[]);
+        verify(&file, 3000, |_| true, |_| vec![0; 4096]);
+        assert_eq!(piped(16, 4, 0, &[], &[]).len() % 65536, 0);
+    }
+
+    #[test]
+    fn data_that_nobody_expected_is_an_error() {
+        let mut set = ClusterSet::default();
+        set.insert(3..5);
+        let mut image = PipedImage::new(header(1 << 20, 16, 4), set).unwrap();
+        let mut out = Vec::new();
+        assert_eq!(image.cluster(3, &[1], &mut out), Err(StreamError::OutOfOrder));
+        while image.tables().unwrap().is_some() {}
+        image.cluster(0, &[0; 65536], &mut out).unwrap();
+        assert!(out.is_empty());
+        assert_eq!(image.cluster(1, &[1], &mut out), Err(StreamError::Unexpected { cluster: 1 }));
+        assert_eq!(image.cluster(4, &[1], &mut out), Err(StreamError::OutOfOrder));
+        assert!(image.zeroes(4, &mut out));
+        image.cluster(4, &[1], &mut out).unwrap();
+        assert_eq!(out.len(), 2 * 65536);
+        assert_eq!(image.cluster(4, &[1], &mut out), Err(StreamError::OutOfOrder));
+        assert_eq!(image.cluster(16, &[1], &mut out), Err(StreamError::OutOfOrder));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_set_of_clusters_is_an_image(
+            bits in prop::sample::select(vec![9u32, 10, 12]),
+            order in 0u32..7,
+            held in prop::collection::btree_set(0u64..4000, 0..600),
+        ) {
+            let held: Vec<u64> = held.into_iter().collect();
+            let file = piped(bits, order, 4000, &held, &held);
+            verify(&file, 4000, |cluster| held.binary_search(&cluster).is_ok(), |cluster| content(cluster, 1 << bits));
+        }
+
+        #[test]
+        fn a_set_has_what_was_inserted(ranges in prop::collection::vec((0u64..1000, 0u64..200), 0..20), from in 0u64..1200) {
+            let mut set = ClusterSet::default();
+            let mut model = std::collections::BTreeSet::new();
+            for (start, len) in ranges {
+                set.insert(start..start + len);
+                model.extend(start..start + len);
+            }
+            let found: Vec<u64> = set.within(from..1100).collect();
+            prop_assert_eq!(found, model.range(from..1100.max(from)).copied().collect::<Vec<_>>());
+        }
+    }
+}
