@@ -1,5 +1,6 @@
 //! Developer commands: `cargo xtask help`.
 
+mod bindings;
 mod built_tools;
 mod ceph;
 mod coverage;

@@ -3,6 +3,7 @@
 //! Steps of a lane run one after the other, lanes of a stage beside each other. The second lane has compilers and
 //! computations; it gives way to the tests.
 
+use crate::bindings;
 use crate::interleave;
 use crate::iotests;
 use crate::nextest::{self, Tests};
@@ -123,6 +124,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     let mut run_tests = vec![step("tests", move || tests.all())];
     if tests.qemu == Qemu::Asked {
         run_tests.push(optional("QEMU's own tests, a selection", move || suite_of_qemu(tests.tenth)));
+        run_tests.push(optional("module of Go", move || module_of_go(tests.tenth)));
     }
     let compiled = vec![
         step("lints", lints),
@@ -313,6 +315,18 @@ const TENTH_OF_FUZZ_TARGETS: u64 = 3;
 const TENTH_OF_PACKAGES: u64 = 0;
 /// The tenth that has the oldest Rust. Lints know in every run what the standard library lacked then.
 const TENTH_OF_OLDEST_RUST: u64 = 5;
+/// The tenth that has the module of Go.
+const TENTH_OF_GO: u64 = 7;
+
+fn module_of_go(tenth: Tenth) -> Outcome<Verdict> {
+    if !tenth.has(TENTH_OF_GO) {
+        return Ok(Verdict::Skipped(format!("tested with --tenth {TENTH_OF_GO}, and by --long")));
+    }
+    match bindings::go_obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => bindings::go().map(|()| Verdict::Passed),
+    }
+}
 
 fn fuzz_targets(tests: Tests) -> Outcome<Verdict> {
     if !tests.tenth.has(TENTH_OF_FUZZ_TARGETS) {
