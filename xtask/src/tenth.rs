@@ -17,7 +17,7 @@ pub(crate) enum Tenth {
 
 /// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
 /// fall into its tenth.
-const FAMILIES: [&str; 14] = [
+const FAMILIES: [&str; 16] = [
     "zebu::check clean::matrix",
     "zebu::jobs matrix::",
     "zebu::mapping_pressure ",
@@ -31,7 +31,9 @@ const FAMILIES: [&str; 14] = [
     "zebu-tests::images compressed_matrix::",
     "zebu-tests::images random_operations::",
     "zebu-tests::losses ",
+    "zebu-tests::serve guest::",
     "zebu-tests::serve threads::",
+    "zebu-tests::serve ublk::",
 ];
 
 /// Tests whose cases come in tenths. `crate::suite` has the steps.
