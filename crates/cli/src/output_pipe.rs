@@ -20,7 +20,7 @@ const NAME: &str = "standard output";
 /// How often is looked whether the job was cancelled, where nobody reads.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Zeroes that are written at once.
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+const ZEROES: &[u8] = &[0; 64 << 10];
 
 #[derive(Default)]
 struct State {
@@ -115,7 +115,9 @@ fn write_all(shared: &Shared, out: &OwnedFd) {
         if let Some(errno) = state.failure {
             let waiting = std::mem::take(&mut state.waiting);
             drop(state);
-            waiting.into_values().for_each(|(_, done)| done.finish(Err(errno.raw_os_error())));
+            for (_, done) in waiting.into_values() {
+                done.finish(Err(errno.raw_os_error()));
+            }
             state = shared.lock();
         } else if let Some((op, done)) = state.waiting.remove(&at) {
             drop(state);

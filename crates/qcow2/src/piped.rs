@@ -10,7 +10,7 @@ use crate::header::Header;
 use crate::l1::L1Entry;
 use crate::l2::L2Entry;
 use crate::limits;
-use crate::offsets::{GuestOffset, HostOffset};
+use crate::offsets::GuestOffset;
 use crate::refcount::{self, RefTableEntry};
 use crate::stream::StreamError;
 use std::ops::Range;
@@ -211,7 +211,7 @@ impl PipedImage {
         let size = self.geometry.cluster_size();
         let until = until.min(self.end);
         let mut held = self.held.within(self.cluster..until);
-        let added = held.by_ref().take((MOST / size).max(1) as usize).count() as u64;
+        let added = held.by_ref().take(MOST.checked_div(size).unwrap_or(1).max(1) as usize).count() as u64;
         let next = held.next();
         pad(out, added.saturating_mul(size));
         self.cluster = self.cluster.max(next.unwrap_or(until));

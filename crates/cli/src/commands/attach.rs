@@ -73,7 +73,7 @@ pub(crate) fn run(args: &AttachArgs) -> Result<u8, Failure> {
 fn on_a_free_one(args: &AttachArgs) -> Result<Device, Failure> {
     for _ in 0..TRIES {
         let taken: Vec<u32> = kernel_devices()?.iter().map(|device| device.id).collect();
-        let free = (0..).find(|id| !taken.contains(id)).unwrap_or(0);
+        let free = (0..=u32::MAX).find(|id| !taken.contains(id)).unwrap_or(0);
         let device = Device::Ublk(free);
         match attached(args, device).start(Begin::New) {
             Ok(()) => return Ok(device),

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &MountArgs) -> Result<u8, Failure> {
 /// Makes the image a device, by the first way that there is.
 fn attach(args: &MountArgs) -> Result<Attached, Failure> {
     let device = match kernel_devices() {
-        Ok(taken) => (0..).find(|id| taken.iter().all(|device| device.id != *id)).map(Device::Ublk),
+        Ok(taken) => (0..=u32::MAX).find(|id| taken.iter().all(|device| device.id != *id)).map(Device::Ublk),
         Err(no_ublk) => match free_device() {
             Ok(index) => index.map(Device::Nbd),
             Err(no_nbd) => {
@@ -111,7 +111,7 @@ fn mount(args: &MountArgs, device: Device, directory: &Path) -> Result<(), Failu
         if ended.status.success() {
             return Ok(());
         }
-        said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
+        String::from_utf8_lossy(&ended.stderr).trim().clone_into(&mut said);
     }
     let has_parts = args.partition.is_none() && part(device, Some(1)).is_ok();
     let hint = if has_parts { "; the disk has partitions: give --partition" } else { "" };

@@ -101,12 +101,11 @@ pub(super) fn convert_to_pipe(
     let len = (way == Way::Raw).then_some(size);
     let output = OutputPipe::begin(len, watch.cancel().clone())?;
     let file = output.file()?;
-    let done = match way {
-        Way::Raw => worker.block_on(write_raw(worker, images, file, size, &options)),
-        _ => {
-            let new = StreamedTarget::new(file).create(create).tables(TablePlaces::InFront);
-            worker.block_on(convert(worker, images, ConvertTarget::Stream(Box::new(new)), &options))
-        }
+    let done = if way == Way::Raw {
+        worker.block_on(write_raw(worker, images, file, size, &options))
+    } else {
+        let new = StreamedTarget::new(file).create(create).tables(TablePlaces::InFront);
+        worker.block_on(convert(worker, images, ConvertTarget::Stream(Box::new(new)), &options))
     };
     // What the job saw is only that a write failed.
     done.map_err(|error| output.failure().unwrap_or_else(|| failed(images, &error)))

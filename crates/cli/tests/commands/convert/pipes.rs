@@ -134,8 +134,8 @@ fn a_reader_that_leaves_is_an_error() {
     let scratch = Scratch::new();
     scratch.write("a.raw", &noise(1, 8 << 20));
     for options in ["-O raw", "-O qcow2", "-O qcow2 -c"] {
-        let line = words(&format!("convert -f raw {options} a.raw -"));
-        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+        let line = format!("convert -f raw {options} a.raw -");
+        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         drop(child.stdout.take());
@@ -152,8 +152,8 @@ fn a_signal_ends_what_nobody_reads() {
     let scratch = Scratch::new();
     scratch.write("a.raw", &noise(1, 8 << 20));
     for options in ["-O raw", "-O qcow2"] {
-        let line = words(&format!("convert -f raw {options} a.raw -"));
-        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
+        let line = format!("convert -f raw {options} a.raw -");
+        let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // The first bytes: it is at work.

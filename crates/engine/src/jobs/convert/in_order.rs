@@ -12,6 +12,7 @@ use crate::jobs::queue::Queue;
 use crate::jobs::zeros::is_zero;
 use crate::new_foreign::WritesUnderWay;
 use futures_util::future::join_all;
+use std::future::ready;
 use std::sync::Arc;
 use zebu_storage::{IoBuf, Worker};
 
@@ -46,7 +47,9 @@ pub(super) async fn pack_pieces(worker: &Worker, job: &Arc<Job>, queue: &Queue<P
                     under_way
                         .begin(worker.spawn(async move { pack_piece(&own, &job, part, offset, len).await }));
                 }
-                Piece::Zero { offset, len } => under_way.begin(zero_piece(job, packing, offset, len)),
+                Piece::Zero { offset, len } => {
+                    under_way.begin(ready(Ok(zero_piece(job, packing, offset, len))));
+                }
                 // Only what an image can take is queued.
                 Piece::Range { .. } => {}
             }
@@ -164,8 +167,8 @@ async fn pack_block(worker: &Worker, job: &Job, packing: &Packer, block: Block) 
 }
 
 /// The blocks of a range that hides the backing file.
-async fn zero_piece(job: &Job, packing: &Packer, offset: u64, len: u64) -> Result<(Vec<Block>, u64)> {
+fn zero_piece(job: &Job, packing: &Packer, offset: u64, len: u64) -> (Vec<Block>, u64) {
     job.count(|report| report.zeroed += len);
     let blocks = offset / packing.block()..(offset + len).div_ceil(packing.block());
-    Ok((blocks.map(|index| Block::Whole(index, ClusterBytes::Zero)).collect(), len))
+    (blocks.map(|index| Block::Whole(index, ClusterBytes::Zero)).collect(), len)
 }
