@@ -130,7 +130,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
         step("lints", lints),
         step("documentation", documentation),
         step("examples in documentation", || run(cargo_test().arg("--doc"))),
-        step("chosen schedules", interleave::slice),
+        step("chosen schedules", move || interleave::slice(tests.tenth)),
         step("torture, two minutes", move || torture::slice(tests)),
         optional("fuzz targets, a minute", move || fuzz_targets(tests)),
         optional("oldest supported Rust", move || oldest_rust(tests.tenth)),

@@ -340,7 +340,9 @@ fn write_under_kills(is_over: &AtomicBool, begun: &AtomicU64) -> Vec<Versions> {
         let name = Path::new(MOUNT).join(format!("file-{}", round % 32));
         fs::write(&name, stamp(round, round)).expect("no write fails");
         file.sync_data().expect("no flush fails");
-        versions.iter_mut().for_each(|page| page.flushed = page.written);
+        for page in &mut versions {
+            page.flushed = page.written;
+        }
     }
     versions
 }
