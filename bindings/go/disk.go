@@ -148,7 +148,9 @@ func (d *Disk) Flush() error {
 func (d *Disk) Discard(offset, length int64) error { return d.ranged(cmdTrim, offset, length) }
 
 // WriteZeroes makes a range read as zero.
-func (d *Disk) WriteZeroes(offset, length int64) error { return d.ranged(cmdWriteZeroes, offset, length) }
+func (d *Disk) WriteZeroes(offset, length int64) error {
+	return d.ranged(cmdWriteZeroes, offset, length)
+}
 
 func (d *Disk) ranged(kind uint16, offset, length int64) error {
 	if err := d.check(offset, length); err != nil {

@@ -560,5 +560,6 @@ fn look(cache: &str, flushed: u64) {
     unmount(MOUNT, UnmountFlags::empty()).expect("unmounted");
     program("e2fsck", &["-f", "-n", DEVICE]);
     served.terminate();
-    unmount(OWN_DISK, UnmountFlags::empty()).expect("unmounted");
+    // The kernel lets go of the files of a ring some time after its process is gone.
+    wait_until("the end of the ring", || unmount(OWN_DISK, UnmountFlags::empty()).is_ok());
 }
