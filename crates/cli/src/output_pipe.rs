@@ -6,9 +6,9 @@
 use crate::failure::Failure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
-use rustix::io::{Errno, write};
+use rustix::io::{Errno, writev};
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::io::{IoSlice, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -155,16 +155,16 @@ fn write_all(shared: &Shared, out: &OwnedFd) {
 fn write_one(shared: &Shared, out: &OwnedFd, op: StorageOp, done: &Completer) -> Result<u64, Errno> {
     match op {
         StorageOp::Write { len, .. } => {
-            for part in done.bufs().parts() {
-                write_bytes(shared, out, part.as_slice())?;
-            }
+            let parts: Vec<IoSlice<'_>> =
+                done.bufs().parts().iter().map(|part| IoSlice::new(part.as_slice())).collect();
+            write_parts(shared, out, parts)?;
             Ok(len)
         }
         StorageOp::ZeroRange { len, .. } | StorageOp::Punch { len, .. } => {
             let mut left = len;
             while left > 0 {
                 let now = left.min(ZEROES.len() as u64);
-                write_bytes(shared, out, &ZEROES[..now as usize])?;
+                write_parts(shared, out, vec![IoSlice::new(&ZEROES[..now as usize])])?;
                 left -= now;
             }
             Ok(len)
@@ -173,14 +173,18 @@ fn write_one(shared: &Shared, out: &OwnedFd, op: StorageOp, done: &Completer) ->
     }
 }
 
-fn write_bytes(shared: &Shared, out: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
+/// Parts that the system takes at once.
+const MOST_PARTS: usize = 1024;
+
+fn write_parts(shared: &Shared, out: &OwnedFd, mut parts: Vec<IoSlice<'_>>) -> Result<(), Errno> {
+    let mut left = &mut parts[..];
+    while left.iter().any(|part| !part.is_empty()) {
         if shared.cancel.is_cancelled() {
             return Err(Errno::CANCELED);
         }
-        match write(out, bytes) {
+        match writev(out, &left[..left.len().min(MOST_PARTS)]) {
             Ok(0) => return Err(Errno::IO),
-            Ok(len) => bytes = &bytes[len..],
+            Ok(len) => IoSlice::advance_slices(&mut left, len),
             Err(Errno::AGAIN) => match poll(&mut [PollFd::new(out, PollFlags::OUT)], Some(&LOOK)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),

@@ -157,6 +157,8 @@ pub(crate) struct PipedWriter {
     file: FileAppender,
     image: PipedImage,
     size: u64,
+    /// Bytes of a cluster.
+    cluster: u64,
 }
 
 impl PipedWriter {
@@ -168,7 +170,7 @@ impl PipedWriter {
         refuse_changes(&file, create)?;
         let (header, size) = header_of(&file, create, size)?;
         let image = PipedImage::new(header, held).map_err(|e| stream_error(&file, &e))?;
-        Ok(Self { file: FileAppender::new(file, 0), image, size })
+        Ok(Self { file: FileAppender::new(file, 0), image, size, cluster: create.cluster_size })
     }
 
     /// Bytes of the disk.
@@ -186,23 +188,23 @@ impl PipedWriter {
     pub(crate) async fn append(
         &mut self,
         worker: &Worker,
-        clusters: &[(u64, ClusterBytes)],
+        clusters: Vec<(u64, ClusterBytes)>,
         writes: &mut WritesUnderWay,
     ) -> Result<()> {
         self.write_tables(worker, writes).await?;
         for (index, bytes) in clusters {
             let ClusterBytes::Plain(bufs) = bytes else { continue };
-            self.write_zeroes(worker, *index, writes).await?;
-            let gathered = self.file.gathered();
-            let added = if let [buf] = bufs.parts() {
-                self.image.cluster(*index, buf.as_slice(), gathered)
-            } else {
-                let mut whole = vec![0; bufs.len()];
-                bufs.copy_to(0, &mut whole);
-                self.image.cluster(*index, &whole, gathered)
-            };
-            added.map_err(|e| stream_error(self.file.file(), &e))?;
-            self.file.write_whole(worker, writes).await?;
+            self.write_zeroes(worker, index, writes).await?;
+            let is_held = self.image.begin(index).map_err(|e| stream_error(self.file.file(), &e))?;
+            if is_held {
+                let missing = self.cluster.saturating_sub(bufs.len() as u64);
+                self.file.push(worker, bufs);
+                self.file.gathered().extend(std::iter::repeat_n(0, missing as usize));
+                self.file.write_whole(worker, writes).await?;
+            } else if !bufs.parts().iter().all(|part| part.as_slice().iter().all(|byte| *byte == 0)) {
+                let error = StreamError::Unexpected { cluster: index };
+                return Err(stream_error(self.file.file(), &error));
+            }
         }
         Ok(())
     }

@@ -180,29 +180,19 @@ impl PipedImage {
         Ok(Some(bytes))
     }
 
-    /// Adds a guest cluster's bytes; the last one of the disk may be shorter. All before it came, or were left out by
-    /// [`Self::zeroes`].
+    /// Begins a guest cluster. All before it came, or were left out by [`Self::zeroes`]. True: its bytes, a whole cluster, come next in
+    /// the file. False: it was said to hold none.
     ///
     /// # Errors
-    /// [`StreamError`]: clusters are out of order, or this one holds data where none was expected.
-    pub fn cluster(&mut self, cluster: u64, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
-        let size = self.geometry.cluster_size();
-        if bytes.is_empty() || bytes.len() as u64 > size {
-            return Err(StreamError::Length { len: bytes.len() });
-        }
+    /// [`StreamError::OutOfOrder`].
+    pub fn begin(&mut self, cluster: u64) -> Result<bool, StreamError> {
         let is_in_order = cluster >= self.cluster && cluster < self.end;
         let is_next = is_in_order && self.held.within(self.cluster..cluster).next().is_none();
         if self.next != Next::Clusters || !is_next {
             return Err(StreamError::OutOfOrder);
         }
         self.cluster = cluster.saturating_add(1);
-        if self.held.within(cluster..self.cluster).next().is_some() {
-            out.extend_from_slice(bytes);
-            pad(out, size.saturating_sub(bytes.len() as u64));
-        } else if bytes.iter().any(|byte| *byte != 0) {
-            return Err(StreamError::Unexpected { cluster });
-        }
-        Ok(())
+        Ok(self.held.within(cluster..self.cluster).next().is_some())
     }
 
     /// Adds zeroes for the clusters before `until` that hold data and did not come, up to a MiB of them; true if that is all.
@@ -283,7 +273,9 @@ mod tests {
     /// Writes a disk of whose clusters `held` were said to have data, and `given` come.
     fn piped(bits: u32, order: u32, clusters: u64, held: &[u64], given: &[u64]) -> Vec<u8> {
         let mut set = ClusterSet::default();
-        held.iter().for_each(|cluster| set.insert(*cluster..*cluster + 1));
+        for cluster in held {
+            set.insert(*cluster..*cluster + 1);
+        }
         let mut image = PipedImage::new(header(clusters << bits, bits, order), set).unwrap();
         let mut file = Vec::new();
         while let Some(bytes) = image.tables().unwrap() {
@@ -291,7 +283,8 @@ mod tests {
         }
         for cluster in given {
             while !image.zeroes(*cluster, &mut file) {}
-            image.cluster(*cluster, &content(*cluster, 1 << bits), &mut file).unwrap();
+            assert!(image.begin(*cluster).unwrap());
+            file.extend(content(*cluster, 1 << bits));
         }
         while !image.zeroes(u64::MAX, &mut file) {}
         assert_eq!(file.len() as u64, image.file_size());
@@ -316,22 +309,21 @@ mod tests {
     }
 
     #[test]
-    fn data_that_nobody_expected_is_an_error() {
+    fn clusters_come_in_their_order() {
         let mut set = ClusterSet::default();
         set.insert(3..5);
         let mut image = PipedImage::new(header(1 << 20, 16, 4), set).unwrap();
-        let mut out = Vec::new();
-        assert_eq!(image.cluster(3, &[1], &mut out), Err(StreamError::OutOfOrder));
+        assert_eq!(image.begin(3), Err(StreamError::OutOfOrder));
         while image.tables().unwrap().is_some() {}
-        image.cluster(0, &[0; 65536], &mut out).unwrap();
-        assert!(out.is_empty());
-        assert_eq!(image.cluster(1, &[1], &mut out), Err(StreamError::Unexpected { cluster: 1 }));
-        assert_eq!(image.cluster(4, &[1], &mut out), Err(StreamError::OutOfOrder));
+        assert_eq!(image.begin(0), Ok(false));
+        assert_eq!(image.begin(4), Err(StreamError::OutOfOrder));
+        let mut out = Vec::new();
         assert!(image.zeroes(4, &mut out));
-        image.cluster(4, &[1], &mut out).unwrap();
-        assert_eq!(out.len(), 2 * 65536);
-        assert_eq!(image.cluster(4, &[1], &mut out), Err(StreamError::OutOfOrder));
-        assert_eq!(image.cluster(16, &[1], &mut out), Err(StreamError::OutOfOrder));
+        assert_eq!((image.begin(4), out.len()), (Ok(true), 65536));
+        assert_eq!(
+            (image.begin(4), image.begin(16)),
+            (Err(StreamError::OutOfOrder), Err(StreamError::OutOfOrder))
+        );
     }
 
     proptest! {

@@ -780,7 +780,9 @@ pub(crate) mod tests {
                 RefTableEntry::read(table, block).unwrap().checked_block(&geometry).unwrap().unwrap().0
             })
             .collect();
-        blocks.iter().for_each(|block| counts[(block / size) as usize] += 1);
+        for block in &blocks {
+            counts[(block / size) as usize] += 1;
+        }
         let order = geometry.refcount_order;
         for (cluster, expected) in counts.iter().enumerate() {
             let block = &bytes[blocks[cluster / per_block] as usize..][..size as usize];
@@ -826,7 +828,7 @@ pub(crate) mod tests {
     #[test]
     fn a_disk_is_cut_behind_its_last_cluster() {
         let mut stream = ImageStream::new(header(1 << 40, 16, 4)).unwrap();
-        stream.plain(5, &[1; 65536]).unwrap();
+        stream.plain(5, &vec![1; 65536]).unwrap();
         assert_eq!(stream.cut(5 << 16), Err(StreamError::OutOfOrder));
         assert_eq!(stream.cut(1 << 41), Err(StreamError::OutOfOrder));
         stream.cut((5 << 16) + 512).unwrap();

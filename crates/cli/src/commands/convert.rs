@@ -4,6 +4,7 @@ mod packed_source;
 mod pipe;
 mod report;
 mod store;
+mod written_once;
 
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
@@ -33,7 +34,6 @@ use crate::unreadable;
 use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
-use pipe::{Spool, Way};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -264,8 +264,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     if args.target_format.is_none() && !args.target_image_opts && !args.dry_run && !pipe::is_pipe(target) {
         refuse_plain_text(Path::new(target))?;
     }
-    let spool = if sources.iter().any(|source| pipe::is_pipe(source)) { Some(Spool::new()?) } else { None };
-    let spooled = spool.as_ref().map(Spool::path);
+    let spool =
+        if sources.iter().any(|source| pipe::is_pipe(source)) { Some(pipe::Spool::new()?) } else { None };
+    let spooled = spool.as_ref().map(pipe::Spool::path);
     let sources = pipe::with_spooled(sources, spooled.as_deref())?;
     let specs = source_specs(args, &sources)?;
     allow_streams();
@@ -466,12 +467,12 @@ fn convert_to(
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     if pipe::is_pipe(target) {
         let way = pipe::way(args, opts)?;
-        if way != Way::Spooled {
+        if way != pipe::Way::Spooled {
             let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
             watch.finish();
             return report;
         }
-        let spool = Spool::new()?;
+        let spool = pipe::Spool::new()?;
         let place = spool.path();
         let report = convert_to(args, opts, session, watch, images, place.as_os_str(), packed)?;
         return spool.copy_out(session, watch).map(|()| report);

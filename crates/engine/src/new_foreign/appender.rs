@@ -3,7 +3,7 @@
 use super::file::GrowingFile;
 use crate::Result;
 use std::collections::VecDeque;
-use zebu_storage::{File, JoinHandle, Worker};
+use zebu_storage::{File, IoBufs, JoinHandle, Worker};
 
 /// Bytes of one write.
 const WRITE: usize = 1 << 20;
@@ -14,7 +14,8 @@ const UNDER_WAY: usize = 2;
 #[derive(Debug)]
 pub(crate) struct FileAppender {
     file: GrowingFile,
-    /// Bytes that are not written yet, and where they belong.
+    /// Bytes that are not written yet, those in buffers first, and where they belong.
+    buffers: IoBufs,
     gathered: Vec<u8>,
     at: u64,
 }
@@ -48,7 +49,7 @@ impl WritesUnderWay {
 impl FileAppender {
     /// Appends from `at` on.
     pub(crate) fn new(file: File, at: u64) -> Self {
-        Self { file: GrowingFile::new(file, u64::MAX), gathered: Vec::new(), at }
+        Self { file: GrowingFile::new(file, u64::MAX), buffers: IoBufs::new(), gathered: Vec::new(), at }
     }
 
     /// The file.
@@ -61,10 +62,36 @@ impl FileAppender {
         &mut self.gathered
     }
 
+    /// Adds bytes that are in buffers already.
+    pub(crate) fn push(&mut self, worker: &Worker, bytes: IoBufs) {
+        if !self.gathered.is_empty() {
+            let mut buffer = worker.buffer(self.gathered.len());
+            buffer.as_mut_slice().copy_from_slice(&self.gathered);
+            self.gathered.clear();
+            self.buffers.push_part(buffer);
+        }
+        self.buffers.append(bytes);
+    }
+
     /// Begins to write what makes long writes.
     pub(crate) async fn write_whole(&mut self, worker: &Worker, writes: &mut WritesUnderWay) -> Result<()> {
+        if self.buffers.len() >= WRITE || self.gathered.len() >= WRITE {
+            self.write_buffers(worker, writes).await?;
+        }
         let whole = self.gathered.len() / WRITE * WRITE;
         self.write(worker, whole, writes).await
+    }
+
+    async fn write_buffers(&mut self, worker: &Worker, writes: &mut WritesUnderWay) -> Result<()> {
+        let bytes = std::mem::take(&mut self.buffers);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        writes.wait_for_room().await?;
+        let (file, own, at) = (self.file.clone(), worker.clone(), self.at);
+        self.at += bytes.len() as u64;
+        writes.begin(worker.spawn(async move { file.write(&own, at, bytes).await.0 }));
+        Ok(())
     }
 
     async fn write(&mut self, worker: &Worker, len: usize, writes: &mut WritesUnderWay) -> Result<()> {
@@ -83,6 +110,7 @@ impl FileAppender {
     /// Writes what is left, and ends the file there.
     pub(crate) async fn write_rest(&mut self, worker: &Worker) -> Result<&GrowingFile> {
         let mut writes = WritesUnderWay::default();
+        self.write_buffers(worker, &mut writes).await?;
         self.write(worker, self.gathered.len(), &mut writes).await?;
         writes.wait(0).await?;
         self.file.set_len(worker, self.at).await?;

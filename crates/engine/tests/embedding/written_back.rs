@@ -31,7 +31,7 @@ fn what_is_written_back_is_there_after_a_kill() {
     let worker = Worker::new(&WorkerConfig::default()).unwrap();
     let image = worker.block_on(Image::open(&worker, &path, &for_writing())).unwrap();
     let write = |cluster: u64, byte: u8| {
-        let bufs = IoBuf::copy_of(&[byte; CLUSTER as usize]).into();
+        let bufs = IoBuf::copy_of(&vec![byte; CLUSTER as usize]).into();
         worker.block_on(image.write(&worker, cluster * CLUSTER, bufs, Durability::Volatile)).0.unwrap();
     };
     let write_back = || worker.block_on(image.write_back(&worker)).unwrap();

@@ -14,7 +14,7 @@ const LEN: u64 = 24 << 20;
 /// Where the disk can't be read.
 const BAD: u64 = (5 << 20) + 65536;
 
-/// What becomes of a read.
+/// The end of a read.
 #[derive(Debug, Clone, Copy)]
 enum Reads {
     Fail,

@@ -4,7 +4,7 @@
 //! before. Everything else is made in a temporary directory first.
 
 use super::ConvertArgs;
-use super::store::{failed, write_raw};
+use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
 use crate::output_pipe::OutputPipe;

@@ -1,17 +1,15 @@
 //! `zebu convert` to an object in a store: what is written in order, without a copy on this machine.
 
 use super::ConvertArgs;
+use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
 use crate::remote_disk::http_options;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
 use crate::watch::Watch;
-use zebu::jobs::{
-    ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TargetContent, convert, measure_image,
-};
-use zebu::storage::{File, Worker};
-use zebu::{Access, CreateOptions, Format, Image, OpenOptions, OpenedFile, Preallocation, ZeroMode};
+use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, convert, measure_image};
+use zebu::{CreateOptions, Format, Image, Preallocation};
 use zebu_store::{Length, StoreName, UploadOptions};
 
 /// Converts into a new object, which takes the place of one of that name at the end.
@@ -84,34 +82,4 @@ fn raw(
     let file = target.file()?;
     let done = worker.block_on(write_raw(worker, images, file, size, options));
     target.end(done.map_err(|error| failed(images, &error)))
-}
-
-/// Writes all `size` bytes of a raw disk into a file that is written once.
-pub(super) async fn write_raw(
-    worker: &Worker,
-    images: &[Image],
-    file: File,
-    size: u64,
-    options: &ConvertOptions,
-) -> zebu::Result<ConvertReport> {
-    let total: u64 = images.iter().map(Image::virtual_size).sum();
-    let open = OpenOptions::default().access(Access::ReadWrite);
-    let image = Image::open_files(worker, vec![OpenedFile::new(file, Format::Raw)], &open).await?;
-    let to = ConvertTarget::Existing { image: image.clone(), content: TargetContent::Unknown };
-    let report = convert(worker, images, to, options).await?;
-    if total < size {
-        image.write_zeroes(worker, total, size - total, ZeroMode::Unmap).await?;
-    }
-    image.close(worker).await?;
-    Ok(report)
-}
-
-/// The failure of a job, in the words of its side.
-pub(super) fn failed(images: &[Image], error: &zebu::Error) -> Failure {
-    match error.image() {
-        Some(image) if images.iter().any(|source| source.path() == image) => {
-            Failure::during("error while reading the source", error)
-        }
-        _ => Failure::during("error while converting", error),
-    }
 }

@@ -12,7 +12,7 @@ use zebu_storage::{IoBufs, Worker};
 /// A new image whose blocks come in order.
 pub(super) enum DiskOrder {
     /// Of another program.
-    Foreign(StreamWriter),
+    Foreign(Box<StreamWriter>),
     /// A qcow2 image.
     Qcow2(Box<ImageWriter>),
     /// A qcow2 image that is written from its first byte to its last.
@@ -29,7 +29,7 @@ impl DiskOrder {
     ) -> Result<()> {
         match self {
             Self::Qcow2(writer) => writer.append(worker, &blocks, writes).await,
-            Self::Piped(writer) => writer.append(worker, &blocks, writes).await,
+            Self::Piped(writer) => writer.append(worker, blocks, writes).await,
             Self::Foreign(writer) => {
                 let packed = blocks.into_iter().filter_map(|(index, bytes)| match bytes {
                     ClusterBytes::Packed(bytes) => Some((index, bytes)),

@@ -307,7 +307,7 @@ async fn begin_foreign(
             let packing = Packer::new(Some(method), &open.compress.pool, StreamWriter::BLOCK);
             let writer = StreamWriter::new(files.image, vmdk, size, name, &birth)?;
             let size = writer.virtual_size();
-            let writer = Mutex::new(Some(DiskOrder::Foreign(writer)));
+            let writer = Mutex::new(Some(DiskOrder::Foreign(Box::new(writer))));
             Ok(Sink::Stream { path, size, shown: 0, packing, writer })
         }
         _ => Ok(Sink::Blocks(BlockWriter::new(worker, files, new, size, name, &birth).await?)),

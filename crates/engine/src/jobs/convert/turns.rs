@@ -16,7 +16,7 @@ struct State {
     next: u64,
     /// Parts behind that which were passed, their ends by their starts. No two of them are neighbours.
     passed: BTreeMap<u64, u64>,
-    /// Those who wait, by the offset of their part.
+    /// Waiting tasks, by the offset of their part.
     waiting: BTreeMap<u64, Waker>,
     given_up: bool,
 }
