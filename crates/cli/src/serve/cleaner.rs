@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use zebu_export::fuse::{FuseMount, MountedOver, mounted_over};
+use zebu_export::fuse::{FuseMount, MountedOver, mounted_over, unmount_unless_used};
 
 /// The name of the command that it runs.
 const COMMAND: &str = "clean-up-in-the-end";
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &CleanUpArgs) -> u8 {
 
 fn unmount_one(path: &Path) {
     let file = path.display();
-    let taken = match unmount(path, UnmountFlags::empty()) {
+    let taken = match unmount_unless_used(path) {
         Err(Errno::BUSY) => {
             say(format_args!("'{file}' is in use: taken away nevertheless"));
             // Its users get errors when the device is closed.

@@ -8,4 +8,4 @@ mod mount_table;
 mod wire;
 
 pub use mount::{FuseConfig, FuseMount};
-pub use mount_table::{MountedOver, mounted_over};
+pub use mount_table::{MountedOver, mounted_over, unmount_unless_used};

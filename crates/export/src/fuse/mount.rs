@@ -2,7 +2,7 @@
 
 use super::device::MAX_WRITE;
 use super::filesystem::{Ended, ImageFile};
-use super::mount_table::{MountedOver, mounted_over};
+use super::mount_table::{MountedOver, mounted_over, unmount_unless_used};
 use crate::error::ExportError;
 use crate::export::Export;
 use crate::log::{Level, Log};
@@ -230,7 +230,7 @@ impl FuseMount {
         self.ending.throw();
         let path = self.path.display();
         // The helper that unmounts after a crash is not relied on: it may be gone.
-        match unmount(&self.path, UnmountFlags::empty()) {
+        match unmount_unless_used(&self.path) {
             Err(Errno::BUSY) => {
                 self.log.write(Level::Warning, format_args!("'{path}' is in use: taken away nevertheless"));
                 // Its users get errors when the device is closed.

@@ -1,9 +1,16 @@
 //! The mount over a path (proc_pid_mountinfo(5)).
 
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::time::Duration;
+
+/// How often is looked whether a mount is still in use, and how long is waited in between.
+const LOOKS: u32 = 25;
+const STEP: Duration = Duration::from_millis(20);
 
 /// The file system that is mounted last over a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +27,20 @@ pub struct MountedOver {
 pub fn mounted_over(path: &Path) -> Option<MountedOver> {
     let mounts = fs::read("/proc/self/mountinfo").ok()?;
     mounts.split(|byte| *byte == b'\n').filter_map(|line| entry(line, path)).next_back()
+}
+
+/// Unmounts what is mounted over a path. Programs that only look at it, as `df` does, are waited for.
+///
+/// # Errors
+/// EBUSY: somebody uses it for longer than half a second; or what umount(2) says.
+pub fn unmount_unless_used(path: &Path) -> Result<(), Errno> {
+    for _ in 1..LOOKS {
+        match unmount(path, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => std::thread::sleep(STEP),
+            done => return done,
+        }
+    }
+    unmount(path, UnmountFlags::empty())
 }
 
 /// The mount of a line, if it is over this path.

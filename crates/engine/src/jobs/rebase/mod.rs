@@ -80,12 +80,15 @@ pub async fn rebase(
         let job = Rc::clone(&job);
         async move { job.copy_pieces(&own, &queue).await }
     };
-    pipeline::run(worker, tasks, mover, async |queue| {
-        if let Err(error) = job.walk(worker, queue).await {
-            job.fail(error);
-        }
-    })
-    .await;
+    // Without a chain below it, before and after, nothing can show through.
+    if image.backing().is_some() || job.new.is_some() {
+        pipeline::run(worker, tasks, mover, async |queue| {
+            if let Err(error) = job.walk(worker, queue).await {
+                job.fail(error);
+            }
+        })
+        .await;
+    }
     if let Some(error) = job.failure.take() {
         return Err(error);
     }
