@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Runs `zebu` in `dir` by the program `measured`; returns how it ended, and the most memory that was resident, in KiB. A
-/// command that takes more than `most` of a processor (whole seconds) is killed and has no exit code then.
+/// Runs `zebu` in `dir` by the program `measured`; returns how it ended, and the most memory that was resident beside pages of
+/// files, in KiB. A command that takes more than `most` of a processor (whole seconds) is killed and has no exit code then.
 ///
 /// # Panics
 /// If it can't be started.

@@ -1,4 +1,5 @@
-//! Runs a program, and writes its exit code (-1: it was killed) and the most memory that was resident, in KiB, into a file.
+//! Runs a program, and writes its exit code (-1: it was killed) and the most memory of its own that was resident, in KiB, into a
+//! file. Pages of files do not count: how many of the program's code the kernel maps at once depends on the state of its cache.
 //! A program that takes more than so many seconds of processor time, or hangs, is killed: how long it takes by the clock
 //! depends on what else the machine does.
 //!
@@ -28,9 +29,16 @@ fn main() -> ExitCode {
     // SAFETY: the child is ours and has not been waited for; `limit` is read, nothing is written.
     let limited = unsafe { libc::prlimit(pid, libc::RLIMIT_CPU, &raw const limit, std::ptr::null_mut()) };
     assert_eq!(limited, 0, "a process of our own can be limited");
+    let status_path = format!("/proc/{pid}/status");
+    let (mut of_files, mut own) = (0, 0);
     let started = Instant::now();
     let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());
     loop {
+        // A look may miss the peak, which the kernel's account has together with the files' pages.
+        if let Some(pages) = std::fs::read_to_string(&status_path).ok().as_deref().and_then(Pages::read) {
+            of_files = pages.of_files;
+            own = own.max(pages.own);
+        }
         // SAFETY: the child is ours and is waited for here alone; both pointers are to live memory of their type.
         let waited = unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, usage.as_mut_ptr()) };
         assert!(waited >= 0, "the child can be waited for");
@@ -46,11 +54,29 @@ fn main() -> ExitCode {
     // SAFETY: all zeroes are a valid value, and the kernel has filled it in.
     let usage = unsafe { usage.assume_init() };
     let code = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -1 };
-    match std::fs::write(&result, format!("{code} {}", usage.ru_maxrss)) {
+    let own = own.max(usage.ru_maxrss as u64 - of_files.min(usage.ru_maxrss as u64));
+    match std::fs::write(&result, format!("{code} {own}")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {error}", result.display());
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Resident pages of a process, in KiB.
+struct Pages {
+    of_files: u64,
+    own: u64,
+}
+
+impl Pages {
+    /// What `/proc/PID/status` says; nothing of a process that has ended.
+    fn read(status: &str) -> Option<Self> {
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        Some(Self { of_files: kib("RssFile:")?, own: kib("RssAnon:")? + kib("RssShmem:")? })
     }
 }

@@ -20,7 +20,7 @@ const NAME: &str = "driver=luks,key-secret=key,file.filename=disk.luks";
 /// Processor time of a command.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Resident memory of a command, KiB. (A header of LUKS2 may have 8 MiB.)
-const MEMORY_KIB: u64 = 96 << 10;
+const MEMORY_KIB: u64 = 80 << 10;
 
 /// Commands that open the disk, and have to refuse it.
 const REFUSING: &[&str] = &[

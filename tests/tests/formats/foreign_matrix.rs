@@ -161,7 +161,7 @@ fn images_made_by_hand_read_as_made() {
 }
 
 /// Resident memory that a command may have beside 4 times the file's size, KiB.
-const MEMORY_KIB: u64 = 64 << 10;
+const MEMORY_KIB: u64 = 48 << 10;
 
 /// Damaged images end in errors, in bounded time and memory.
 #[test]

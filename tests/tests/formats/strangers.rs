@@ -14,7 +14,7 @@ use zebu_tests::usage::run_measured;
 
 const IMAGE: &str = "image";
 /// Resident memory that a command may have beside 4 times the file's size, KiB.
-const MEMORY_KIB: u64 = 64 << 10;
+const MEMORY_KIB: u64 = 48 << 10;
 
 /// Processor time that a command may take: so much, and a second more for each MiB of the file.
 const DEADLINE: Duration = Duration::from_secs(20);
