@@ -11,7 +11,8 @@ use crate::{Error, ErrorKind, Preallocation, Result};
 use std::ops::Range;
 use std::path::Path;
 use zebu_qcow2::Header;
-use zebu_qcow2::piped::{ClusterSet, PipedImage};
+use zebu_qcow2::cluster_set::ClusterSet;
+use zebu_qcow2::piped::PipedImage;
 use zebu_qcow2::stream::{ImageStream, StreamError};
 use zebu_storage::{File, FileKind, IoBufs, Worker};
 
@@ -162,15 +163,25 @@ pub(crate) struct PipedWriter {
 }
 
 impl PipedWriter {
-    /// Begins an image for a disk of `size` bytes, with data in the clusters of `held`.
+    /// The header of an image for a disk of `size` bytes, whose tables have no places yet.
     ///
     /// # Errors
     /// Options contradict each other, or need what can't be written in order.
-    pub(crate) fn new(file: File, create: &CreateOptions, size: u64, held: ClusterSet) -> Result<Self> {
-        refuse_changes(&file, create)?;
-        let (header, size) = header_of(&file, create, size)?;
+    pub(crate) fn header(file: &File, create: &CreateOptions, size: u64) -> Result<Header> {
+        refuse_changes(file, create)?;
+        let (header, _) = header_of(file, create, size)?;
+        PipedImage::l1_entries(&header).map_err(|e| stream_error(file, &e))?;
+        Ok(header)
+    }
+
+    /// Begins an image with this header and data in the clusters of `held`.
+    ///
+    /// # Errors
+    /// The file would be too long for its format.
+    pub(crate) fn new(file: File, header: Header, held: ClusterSet) -> Result<Self> {
+        let (size, cluster) = (header.virtual_size(), header.geometry().cluster_size());
         let image = PipedImage::new(header, held).map_err(|e| stream_error(&file, &e))?;
-        Ok(Self { file: FileAppender::new(file, 0), image, size, cluster: create.cluster_size })
+        Ok(Self { file: FileAppender::new(file, 0), image, size, cluster })
     }
 
     /// Bytes of the disk.

@@ -60,6 +60,7 @@
 pub mod backup_id;
 pub mod bitmap;
 mod bytes;
+pub mod cluster_set;
 pub mod compressed;
 pub mod error;
 pub mod extension;

@@ -25,7 +25,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu_foreign::Identity;
 use zebu_foreign::write::Birth;
-use zebu_qcow2::piped::ClusterSet;
+use zebu_qcow2::cluster_set::ClusterSet;
 use zebu_storage::sync::Mutex;
 use zebu_storage::{File, FileKind, LockMode, OpenFlags, Worker};
 
@@ -234,8 +234,10 @@ pub(super) async fn begin_stream(
             (writer.virtual_size(), DiskOrder::Qcow2(Box::new(writer)))
         }
         TablePlaces::InFront => {
+            // What is too large for its format is refused before the mappings are walked.
+            let header = PipedWriter::header(&file, &create, size)?;
             let held = clusters_with_data(worker, parts, create.cluster_size, options).await?;
-            let writer = PipedWriter::new(file, &create, size, held)?;
+            let writer = PipedWriter::new(file, header, held)?;
             (writer.virtual_size(), DiskOrder::Piped(Box::new(writer)))
         }
     };
