@@ -1,8 +1,9 @@
-//! Directories for temporary files, in which nobody else can put a file.
+//! Places for temporary files, to which nobody else has access.
 
 use crate::failure::Failure;
-use rustix::fs::{Mode, mkdir};
+use rustix::fs::{Mode, OFlags, mkdir, open, unlink};
 use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// Names that are tried for a directory.
@@ -35,6 +36,19 @@ impl TemporaryDirectory {
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
+}
+
+/// Makes an empty file without a name: its space is given back when nobody has it open any more, however the program ends.
+///
+/// # Errors
+/// There is no place for it.
+pub(crate) fn unnamed_file() -> Result<OwnedFd, Failure> {
+    let directory = TemporaryDirectory::new()?;
+    let place = directory.path().join("file");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    open(&place, flags, Mode::RUSR | Mode::WUSR).and_then(|file| unlink(&place).map(|()| file)).map_err(
+        |error| Failure::new(format!("Could not make a file in '{}': {error}", directory.path().display())),
+    )
 }
 
 impl Drop for TemporaryDirectory {

@@ -473,7 +473,7 @@ fn convert_to(
             return report;
         }
         let spool = pipe::Spool::new()?;
-        let place = spool.path();
+        let place = spool.target()?;
         let report = convert_to(args, opts, session, watch, images, place.as_os_str(), packed)?;
         return spool.copy_out(session, watch).map(|()| report);
     }

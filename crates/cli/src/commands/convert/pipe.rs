@@ -1,25 +1,33 @@
 //! `zebu convert` to standard output (`-`).
 //!
 //! A raw image goes out as it is read. A plain qcow2 image goes out behind its tables, for which the sources' mappings are walked
-//! before. Everything else is made in a temporary directory first.
+//! before. Everything else is made in a temporary file first.
 
 use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
+use crate::named_disks::note_open;
 use crate::output_pipe::OutputPipe;
 use crate::program;
 use crate::session::Session;
-use crate::temporary_directory::TemporaryDirectory;
+use crate::temporary_directory::unnamed_file;
 use crate::watch::Watch;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TablePlaces, convert};
 use zebu::{Format, Image, Preallocation};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 1 << 20;
+/// How often is looked whether the job was cancelled, where nothing comes.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Whether a target is standard output. Under QEMU's names, it is a file of that name.
 pub(super) fn is_pipe(target: &OsStr) -> bool {
@@ -111,37 +119,47 @@ pub(super) fn convert_to_pipe(
     done.map_err(|error| output.failure().unwrap_or_else(|| failed(images, &error)))
 }
 
-/// A temporary image that is made for standard output, or comes from standard input.
+/// A temporary image without a name, for what comes from standard input or goes to standard output.
 pub(super) struct Spool {
-    directory: TemporaryDirectory,
+    file: File,
 }
 
 impl Spool {
     pub(super) fn new() -> Result<Self, Failure> {
-        Ok(Self { directory: TemporaryDirectory::new()? })
+        Ok(Self { file: unnamed_file()?.into() })
     }
 
-    /// The name of the image.
+    /// A name under which this process can read the image.
     pub(super) fn path(&self) -> PathBuf {
-        self.directory.path().join("image")
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// A name under which this process can make the image.
+    pub(super) fn target(&self) -> Result<PathBuf, Failure> {
+        let file =
+            self.file.try_clone().map_err(|error| Failure::new(format!("temporary image: {error}")))?;
+        note_open(PathBuf::from("temporary image"), file.into()).map_err(Failure::new)
     }
 
     /// Has all bytes of standard input in the image, `most` of them at most.
     pub(super) fn fill(&self, watch: &Watch, most: u64) -> Result<(), Failure> {
-        let path = self.path();
         let fail = |what: &str, error: std::io::Error| Failure::new(format!("could not {what}: {error}"));
-        let mut file =
-            std::fs::File::create_new(&path).map_err(|error| fail("make a temporary file", error))?;
-        let mut input = std::io::stdin().lock();
+        let input = std::io::stdin();
         let mut piece = vec![0; PIECE];
         let mut done = 0u64;
         loop {
             watch.cancel().check().map_err(|error| Failure::during("standard input", &error))?;
-            let len = match input.read(&mut piece) {
+            let mut ready = [PollFd::new(&input, PollFlags::IN)];
+            match poll(&mut ready, Some(&LOOK)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(fail("read standard input", error.into())),
+            }
+            let len = match rustix::io::read(&input, &mut piece) {
                 Ok(0) => break,
                 Ok(len) => len,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(fail("read standard input", error)),
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(error) => return Err(fail("read standard input", error.into())),
             };
             done += len as u64;
             if done > most {
@@ -149,9 +167,9 @@ impl Spool {
                     "standard input holds more than {most} bytes: allow more with --max-size"
                 )));
             }
-            file.write_all(&piece[..len]).map_err(|error| {
-                fail(&format!("write '{}' (TMPDIR chooses another place)", path.display()), error)
-            })?;
+            (&self.file)
+                .write_all(&piece[..len])
+                .map_err(|error| fail("write a temporary file (TMPDIR chooses another place)", error))?;
         }
         Ok(())
     }
@@ -160,15 +178,14 @@ impl Spool {
     pub(super) fn copy_out(&self, session: &Session, watch: &Watch) -> Result<(), Failure> {
         let fail =
             |error: std::io::Error| Failure::new(format!("could not read the temporary image: {error}"));
-        let mut file = std::fs::File::open(self.path()).map_err(fail)?;
-        let len = file.metadata().map_err(fail)?.len();
+        let len = self.file.metadata().map_err(fail)?.len();
         let output = OutputPipe::begin(Some(len), watch.cancel().clone())?;
         let target = output.file()?;
         let worker = session.worker();
         let mut at = 0;
         while at < len {
             let mut buffer = worker.buffer((len - at).min(PIECE as u64) as usize);
-            file.read_exact(buffer.as_mut_slice()).map_err(fail)?;
+            self.file.read_exact_at(buffer.as_mut_slice(), at).map_err(fail)?;
             let bytes = buffer.len() as u64;
             let (written, _) = worker.block_on(worker.write(&target, at, buffer.into()));
             written.map_err(|error| {

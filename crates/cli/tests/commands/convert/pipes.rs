@@ -1,11 +1,11 @@
 //! Images that go to standard output and come from standard input (`-`).
 
 use super::{identical, source};
-use crate::common::{Ran, Scratch, noise, qemu, send, words};
+use crate::common::{Ran, Scratch, noise, qemu, send, wait_for, words};
 use rustix::process::Signal;
 use std::fs::File;
-use std::io::Read;
-use std::process::Stdio;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
 
 /// Runs a command whose standard output goes through a pipe into a file.
 #[track_caller]
@@ -75,6 +75,22 @@ fn several_sources_that_end_within_clusters() {
     scratch.qemu_img(&words("check out")).ok();
 }
 
+/// A command whose output is a pipe, of which `until` bytes were read.
+fn reading(scratch: &Scratch, line: &str, until: u64) -> (Child, Vec<u8>) {
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(line));
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = Vec::new();
+    child.stdout.as_mut().unwrap().take(until).read_to_end(&mut out).unwrap();
+    (child, out)
+}
+
+/// The most memory that was resident until now, KiB.
+fn peak_kib(child: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    most.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
 #[test]
 fn a_large_sparse_disk_takes_no_more_memory_than_a_small_one() {
     if !qemu() {
@@ -85,21 +101,78 @@ fn a_large_sparse_disk_takes_no_more_memory_than_a_small_one() {
     for at in ["0", "100G", "1023G"] {
         scratch.qemu_io(&["-c", &format!("write -P 7 {at} 3M"), "big.qcow2"]).ok();
     }
-    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words("convert -O qcow2 big.qcow2 -"));
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut out = Vec::new();
-    let mut pipe = child.stdout.take().unwrap();
     // All tables and most of the data have come, and more than a pipe holds is left.
-    std::io::Read::by_ref(&mut pipe).take(8 << 20).read_to_end(&mut out).unwrap();
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    let most: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
-    pipe.read_to_end(&mut out).unwrap();
+    let (mut child, mut out) = reading(&scratch, "convert -O qcow2 big.qcow2 -", 8 << 20);
+    let most = peak_kib(&child);
+    child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
     assert!(child.wait().unwrap().success());
     scratch.write("out", &out);
     assert!(most < 96 << 10, "{most} KiB");
     identical(&scratch, "big.qcow2", "out");
     assert!(std::fs::metadata(scratch.file("out")).unwrap().len() < 32 << 20);
+}
+
+/// The L1 table of a disk of 1 PiB in clusters of 64 KiB has 16 MiB; what else is in memory follows from the data.
+#[test]
+fn a_disk_of_a_pebibyte_takes_the_memory_of_its_tables() {
+    if !qemu() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.qemu_img(&words("create -q -f qcow2 -o cluster_size=2M huge.qcow2 1P")).ok();
+    scratch.qemu_io(&["-c", "write -P 7 900T 3M", "huge.qcow2"]).ok();
+    let (mut child, mut out) = reading(&scratch, "convert -O qcow2 huge.qcow2 -", 16 << 20);
+    let most = peak_kib(&child);
+    child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(most < 192 << 10, "{most} KiB");
+    scratch.write("out", &out);
+    let out = scratch.qemu_io(&["-r", "-c", "read -P 7 900T 3M", "-c", "read -P 0 1023T 1M", "out"]).ok();
+    assert!(!out.stdout.contains("failed"), "{out:#?}");
+    // All of it: the tables alone would take hours, and come at once.
+    let (mut child, _) = reading(&scratch, "convert -S 0 -O qcow2 huge.qcow2 -", 16 << 20);
+    let most = peak_kib(&child);
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    assert!(most < 192 << 10, "{most} KiB");
+    let too_large = piped(&scratch, "convert -O qcow2 -o cluster_size=512 huge.qcow2 -", "out");
+    too_large.fails_naming(1, &["too large"]);
+}
+
+/// Standard input is silent: the command waits, and a signal ends it. Whatever ends it, nothing stays.
+#[test]
+fn a_signal_ends_what_nobody_writes() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.file("tmp")).unwrap();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut command =
+            scratch.command(env!("CARGO_BIN_EXE_zebu"), &words("convert -f raw -O qcow2 - out"));
+        command.env("TMPDIR", scratch.file("tmp")).stdin(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(&[7; 512]).unwrap();
+        // It is at work when it has read.
+        wait_for("standard input is read", || rustix::io::ioctl_fionread(&input).unwrap() == 0);
+        send(&child, signal);
+        assert_ne!(child.wait().unwrap().code(), Some(0), "{signal:?}");
+        assert_eq!(std::fs::read_dir(scratch.file("tmp")).unwrap().count(), 0, "{signal:?}");
+        assert!(!scratch.file("out").exists());
+    }
+}
+
+/// What is made before it goes out has no name.
+#[test]
+fn a_kill_leaves_no_temporary_image() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.file("tmp")).unwrap();
+    scratch.write("a.raw", &noise(1, 4 << 20));
+    let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words("convert -f raw -O vhdx a.raw -"));
+    command.env("TMPDIR", scratch.file("tmp")).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 100]).unwrap();
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(scratch.file("tmp")).unwrap().count(), 0);
 }
 
 #[test]
