@@ -1,6 +1,8 @@
 //! Helpers of the black-box tests: programs and scratch directories, images made by QEMU in every shape, a model of a
 //! disk, seeded streams of operations, and a driver that runs them through zebu's library.
 
+pub mod aged_commands;
+pub mod aging;
 pub mod both_programs;
 pub mod ceph;
 pub mod certificates;

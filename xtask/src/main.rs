@@ -55,6 +55,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Compare zebu with a model and with QEMU over seeded random operations
     Differential(PassThrough),
+    /// Age an image by rewrites, trims, snapshots and resizes, and judge every command on it
+    Aged(PassThrough),
     /// Run everything that looks for mistakes by chance, for as long as wanted, and report what was done
     Torture(torture::TortureArgs),
     /// Run the fuzz targets in turns, guided by coverage (nightly Rust)
@@ -117,7 +119,8 @@ fn main() -> ExitCode {
         Command::Setup => setup::command(),
         Command::Test(args) => suite::command(&args),
         Command::Demo(args) => setup::ensure(Need::Demo).and_then(|()| demo::command(&args)),
-        Command::Differential(pass) => suite::differential(&pass.args),
+        Command::Differential(pass) => suite::program_of_tests("differential", &pass.args),
+        Command::Aged(pass) => suite::program_of_tests("aged", &pass.args),
         Command::Torture(args) => torture::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Messages(args) => messages::command(&args),

@@ -147,7 +147,8 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
             step("deliberate faults, ten times", move || faults_ten_times(tests.qemu)),
         ];
         if tests.qemu == Qemu::Asked {
-            let random = || differential(&["--seeds", "250", "--ops", "1000"].map(String::from));
+            let random =
+                || program_of_tests("differential", &["--seeds", "250", "--ops", "1000"].map(String::from));
             long.push(step("random operations, long", random));
         }
         stages.push(alone(long));
@@ -251,10 +252,10 @@ fn list() -> Outcome {
     Ok(())
 }
 
-/// The random-operation comparison by itself; `args` go to its runner.
-pub(crate) fn differential(args: &[String]) -> Outcome {
+/// A program of the tests by itself, with these arguments.
+pub(crate) fn program_of_tests(name: &str, args: &[String]) -> Outcome {
     let tests = TestPrograms::build()?;
-    run(Command::new(tests.binary("differential")).env("ZEBU_BIN", tests.binary("zebu")).args(args))
+    run(Command::new(tests.binary(name)).env("ZEBU_BIN", tests.binary("zebu")).args(args))
 }
 
 /// Installs and fetches everything, so that later steps build and run alone.

@@ -1,5 +1,6 @@
 //! Images and the commands on them, beside QEMU.
 
+mod aged;
 mod alignment;
 mod allocation;
 mod amend;

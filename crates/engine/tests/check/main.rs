@@ -4,6 +4,7 @@ mod clean;
 mod crash;
 mod damage;
 mod hostile;
+mod lies;
 mod random_damage;
 mod refused_headers;
 mod repair;
