@@ -11,7 +11,7 @@ use crate::serve::control_request::{
 };
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
-use crate::values::{OutputFormat, Rate, SpeedName, rate_argument};
+use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
@@ -181,6 +181,10 @@ struct BackupStartArgs {
     previous: Option<PathBuf>,
 
     /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
+    /// Which files that --previous names may be opened; may be given more than once
+    #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", requires = "previous", value_parser = reference_argument)]
+    allow_refs: Vec<ReferenceRule>,
+
     #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
     on_error: OnError,
 
@@ -425,7 +429,7 @@ struct Previous {
 /// Finds the previous backup, which must be an image of a disk that is not larger.
 fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
     let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
-    let image = backing::opened_header(&session, previous, Format::Qcow2)?;
+    let image = backing::opened_chain(&session, previous, Format::Qcow2, &args.allow_refs)?;
     let size = image.virtual_size();
     let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
     let now = export["virtual-size"].as_u64().unwrap_or_default();
