@@ -6,6 +6,7 @@ use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
+use crate::sector_size::{unusual, warn_of_lost};
 use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
 };
@@ -180,11 +181,11 @@ struct BackupStartArgs {
     #[arg(long, value_name = "FILE", requires = "bitmap", value_parser = path_argument())]
     previous: Option<PathBuf>,
 
-    /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
     /// Which files that --previous names may be opened; may be given more than once
     #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", requires = "previous", value_parser = reference_argument)]
     allow_refs: Vec<ReferenceRule>,
 
+    /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
     #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
     on_error: OnError,
 
@@ -484,6 +485,8 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     if begun["target-cache"] == "memory" && args.cache.is_none() {
         stderr::tell(&format!("'{target}' is on a file system in memory: the page cache is its only place"));
     }
+    let sector = begun["logical-sector-size"].as_u64().and_then(|bytes| u32::try_from(bytes).ok());
+    warn_of_lost(sector.and_then(unusual), args.target.as_os_str());
     if !args.wait {
         return Ok(0);
     }
