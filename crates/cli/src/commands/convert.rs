@@ -306,7 +306,8 @@ fn copy_sources(
     target: &OsStr,
     pass: Pass,
 ) -> Result<u8, Failure> {
-    let written = local_path(target).unwrap_or_default();
+    let written = written_files(args, opts, target);
+    let written: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
         let reader = || packed_reader(args, opts, session, target, pass);
@@ -357,6 +358,18 @@ fn copy_sources(
         _ => {}
     }
     Ok(0)
+}
+
+/// The local files that the target will have, that of the image first.
+fn written_files(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Vec<PathBuf> {
+    // What is wrong with the options is told when the target is opened.
+    let described = args.target_image_opts.then(|| existing_target(args, opts, target).ok()).flatten();
+    let image = described.map(|spec| spec.path).or_else(|| local_path(target).ok());
+    let data_file = opts
+        .data_file
+        .as_deref()
+        .map(|name| backing::resolve(image.as_deref().unwrap_or(Path::new("")), name));
+    [image, data_file].into_iter().flatten().collect()
 }
 
 /// The bitmaps that `--skip-broken-bitmaps` leaves out.
