@@ -19,6 +19,7 @@ mod stream;
 mod tar;
 mod told_length;
 mod window;
+mod xz;
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;

@@ -161,7 +161,7 @@ fn sums_of_index(index: &[u8]) -> Option<(u64, u64)> {
 }
 
 /// A number in groups of seven bits, the lowest first.
-fn take_number(bytes: &mut &[u8]) -> Option<u64> {
+pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..63).step_by(7) {
         let byte;
