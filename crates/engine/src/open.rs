@@ -259,20 +259,43 @@ pub(crate) async fn chain_files(worker: &Worker, path: &Path, options: &OpenOpti
         files.extend(found.file.files());
         let Ok(link) = open_link(worker, &links, found, options).await else { break };
         let image = options.remote.local_file(&link.path).unwrap_or_else(|| link.path.clone());
-        let named = link.named_files(worker).await.into_iter().map(|name| {
+        let mut described = None;
+        for name in link.named_files(worker).await {
             let below_drivers = options.remote.local_file(Path::new(&name));
             // As QEMU writes the name of a local file.
             let plain = name.strip_prefix("file:").unwrap_or(&name);
-            below_drivers.unwrap_or_else(|| refs::resolve(&image, plain))
-        });
-        files.extend(named.filter_map(|path| FilePlace::of(&path).file()));
+            let is_plain = plain == name && below_drivers.is_none();
+            let path = below_drivers.unwrap_or_else(|| refs::resolve(&image, plain));
+            files.extend(FilePlace::of(&path).file());
+            described = if is_plain { described } else { Some(path) };
+        }
         next = match below(&link, options, Access::ReadOnly) {
             Err(error) if hides_local_file(&error) => return Err(error),
-            found => found.unwrap_or_default(),
+            Ok(Some(found)) => Some(found),
+            Ok(None) | Err(_) => match described {
+                Some(path) => named_by_description(&image, &path, options)?,
+                None => None,
+            },
         };
         links.push(link);
     }
     Ok(files)
+}
+
+/// The file of a chain that is described below drivers, or named as QEMU writes it, to go on there.
+fn named_by_description(image: &Path, path: &Path, options: &OpenOptions) -> Result<Option<Next>> {
+    let Some(name) = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok())
+    else {
+        return Ok(None);
+    };
+    if !path.is_file() {
+        return Ok(None);
+    }
+    match refs::open(image, &name, Role::BackingFile, options, &flags(options)) {
+        Ok((file, path)) => Ok(Some(Next { file, path, format: None, data_file: None, size: None })),
+        Err(error) if hides_local_file(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Whether an image names a local file that may not be opened.
