@@ -16,6 +16,7 @@ use crate::encrypted_file::refuse_plain_text;
 use crate::failure::{Failure, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
+use crate::misnamed::warn_of_raw;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
@@ -352,6 +353,9 @@ fn copy_sources(
     }
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     warn_of_lost(report.lost_logical_sector, target);
+    if args.target_format.is_none() && !args.no_create && !args.target_image_opts && !pipe::is_pipe(target) {
+        warn_of_raw(Path::new(target));
+    }
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
@@ -555,11 +559,12 @@ fn convert_to(
         converted
     };
     watch.finish();
+    let file = Path::new(target);
     result.map_err(|error| match error.image() {
-        Some(image) if images.iter().any(|source| source.path() == image) => {
+        Some(image) if image != file && images.iter().any(|source| source.path() == image) => {
             Failure::during("error while reading the source", &error)
         }
-        _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
+        _ => Failure::during_on(&format!("error while converting to '{}'", target.display()), file, &error),
     })
 }
 
