@@ -1,5 +1,6 @@
 //! Streams of packed files: what they are, and their bytes.
 
+use super::parts::{Empty, cut_off, damaged};
 use super::xz::Xz;
 use bzip2::bufread::BzDecoder;
 use flate2::bufread::GzDecoder;
@@ -20,8 +21,6 @@ pub(crate) enum Packing {
     Lz4,
 }
 
-/// Streams or frames in a row that may be empty: whoever packs disks makes none.
-const MOST_EMPTY: u32 = 1000;
 /// Packed bytes from which nothing may come. In gzip that is a header, in lz4 a block and its header, in zstd a frame that is passed
 /// over, as a table of all frames.
 const MOST_BARREN_GZIP: u64 = 1 << 20;
@@ -75,29 +74,6 @@ impl Packing {
             Self::Bzip2 => Box::new(Bzip2::new(input)),
             Self::Lz4 => Yielding::decoder(input, MOST_BARREN_LZ4, Lz4::new),
         })
-    }
-}
-
-pub(super) fn damaged(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}
-
-pub(super) fn cut_off(packing: Packing) -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {} stream is cut off", packing.name()))
-}
-
-/// Streams in a row that were empty.
-#[derive(Default)]
-pub(super) struct Empty(u32);
-
-impl Empty {
-    /// A stream has ended after so many bytes.
-    pub(super) fn note(&mut self, bytes: u64) -> io::Result<()> {
-        self.0 = if bytes == 0 { self.0 + 1 } else { 0 };
-        if self.0 > MOST_EMPTY {
-            return Err(damaged(format!("more than {MOST_EMPTY} streams in a row are empty")));
-        }
-        Ok(())
     }
 }
 
@@ -211,7 +187,7 @@ impl<R: BufRead> Read for Zstd<R> {
                 return Ok(written);
             }
             if ended && self.within {
-                return Err(cut_off(Packing::Zstd));
+                return Err(cut_off(Packing::Zstd.name()));
             }
         }
         Ok(0)
@@ -246,7 +222,7 @@ impl<R: BufRead, T: FnMut()> Gzip<R, T> {
             return Ok(Some(GzDecoder::new(Cursor::new(first).chain(input))));
         }
         if !first.is_empty() && GZIP_MAGIC.starts_with(&first) {
-            return Err(cut_off(Packing::Gzip));
+            return Err(cut_off(Packing::Gzip.name()));
         }
         let seen = input.take(SEEN_TAIL).read_to_end(&mut first)?;
         if seen as u64 == SEEN_TAIL || first.iter().any(|byte| *byte != 0) {
@@ -350,7 +326,7 @@ fn skip_frames(input: &mut impl BufRead) -> io::Result<()> {
             .ok_or_else(|| damaged("the lz4 stream is followed by something else"))?;
         let rest = len - 8;
         if io::copy(&mut input.take(rest), &mut io::sink())? < rest {
-            return Err(cut_off(Packing::Lz4));
+            return Err(cut_off(Packing::Lz4.name()));
         }
     }
 }
@@ -373,7 +349,7 @@ impl<R: BufRead> Read for Lz4<R> {
             self.empty.note(0)?;
             let input = decoder.get_mut();
             if input.ended {
-                return Err(cut_off(Packing::Lz4));
+                return Err(cut_off(Packing::Lz4.name()));
             }
             skip_frames(&mut input.input)?;
             if input.input.fill_buf()?.is_empty() {

@@ -8,6 +8,7 @@ mod decode;
 mod decoding;
 mod manifest;
 mod ovf;
+mod parts;
 mod pieces;
 mod range_reader;
 mod recent;

@@ -1,7 +1,6 @@
 //! Streams of xz.
 
-use super::decode::{Empty, Packing, cut_off, damaged};
-use super::told_length::take_number;
+use super::parts::{Empty, cut_off, damaged, take_number};
 use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
 use std::io::{self, BufRead, Read};
 
@@ -155,7 +154,7 @@ impl<R: BufRead> Read for Xz<R> {
             } else {
                 self.stream = Some(stream);
                 if ended && written == 0 {
-                    return Err(cut_off(Packing::Xz));
+                    return Err(cut_off("xz"));
                 }
             }
             if written > 0 {
