@@ -6,9 +6,10 @@ use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
 use crate::named_disks::note_node;
 use crate::program;
-use crate::remote_names::{given_only, image_path, is_server_name};
+use crate::reference_defaults::allowed_references;
+use crate::remote_names::{given_only, image_path, is_server_name, opener};
 use crate::session::Session;
-use crate::values::format_argument;
+use crate::values::{ReferenceRule, format_argument};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
@@ -122,12 +123,29 @@ pub(crate) fn required_format(
 
 /// Bytes of the disk of a backing file, looking at its header only.
 pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Result<u64, Failure> {
-    opened_header(session, path, format).map(|image| image.virtual_size())
+    header(session, path, Some(format))
+        .map(|image| image.virtual_size())
+        .map_err(|error| Failure::opening(path, &error))
 }
 
-/// An image of which nothing but the header and the small tables was read.
-pub(crate) fn opened_header(session: &Session, path: &Path, format: Format) -> Result<Image, Failure> {
-    header(session, path, Some(format)).map_err(|error| Failure::opening(path, &error))
+/// An image, opened with what it stands on, and closed.
+pub(crate) fn opened_chain(
+    session: &Session,
+    path: &Path,
+    format: Format,
+    allowed: &[ReferenceRule],
+) -> Result<Image, Failure> {
+    let options = OpenOptions::default()
+        .format(Some(format))
+        .lock_wait(lock_wait())
+        .refs(allowed_references(allowed)?)
+        .remote(opener(allowed)?);
+    let worker = session.worker();
+    let opened = worker.block_on(async {
+        let image = Image::open(worker, path, &options).await?;
+        image.close(worker).await.map(|()| image)
+    });
+    opened.map_err(|error| Failure::opening(path, &error))
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {

@@ -14,9 +14,10 @@ use crate::qemu_names;
 use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{cleaner, connector};
-use clap::error::{ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -314,7 +315,22 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
         .map(str::trim)
         .take_while(|line| !line.is_empty() && !line.starts_with("Usage:"))
         .collect();
-    lines.join(" ").trim_start_matches("error: ").to_owned()
+    let mut message = lines.join(" ").trim_start_matches("error: ").to_owned();
+    if let Some(name) = suggestion(error).filter(|_| !program::called().is_qemu()) {
+        let _ = write!(message, " (did you mean '{name}'?)");
+    }
+    message
+}
+
+/// What was probably meant by a word that is unknown.
+fn suggestion(error: &clap::Error) -> Option<&str> {
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    kinds.into_iter().filter_map(|kind| error.get(kind)).find_map(|found| match found {
+        ContextValue::String(name) => Some(name.as_str()),
+        // The most similar one is the last.
+        ContextValue::Strings(names) => names.last().map(String::as_str),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -331,6 +347,16 @@ mod tests {
         ] {
             let message = usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
             assert!(!message.contains("PW") && !message.contains("P'W"), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_was_probably_meant_is_told() {
+        for (line, meant) in
+            [(&["zebu", "covnert"][..], "convert"), (&["zebu", "convert", "--compres"], "--compress")]
+        {
+            let message = usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+            assert!(message.ends_with(&format!("(did you mean '{meant}'?)")), "{message}");
         }
     }
 

@@ -124,6 +124,16 @@ impl Failure {
         Self::new(message)
     }
 
+    /// The same, where `doing` names `file` already, which has a temporary name until it is complete.
+    pub(crate) fn during_on(doing: &str, file: &Path, error: &zebu::Error) -> Self {
+        match error.image() {
+            Some(image) if error.kind() != ErrorKind::Cancelled && stands_for(image, file) => {
+                Self::new(format!("{doing}: {}{}", reason(error, image), remedy(error)))
+            }
+            _ => Self::during(doing, error),
+        }
+    }
+
     /// SIGINT or SIGTERM arrived.
     pub(crate) fn interrupted() -> Self {
         Self::new("interrupted").with_exit(EXIT_INTERRUPTED)
@@ -178,6 +188,13 @@ impl From<IoError> for Failure {
     fn from(error: IoError) -> Self {
         zebu::Error::from(error).into()
     }
+}
+
+/// Whether a file is `file`, or what it is made from.
+fn stands_for(found: &Path, file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let beside = found.file_name().unwrap_or_default().to_string_lossy();
+    found == file || beside.starts_with(&format!(".{name}.zebu-"))
 }
 
 /// Why `image`, which the caller has named already, can't be opened or made.

@@ -241,7 +241,13 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.http.name(value);
                 }
-                _ => self.format = Some(format_argument(value)?),
+                _ => {
+                    let format = format_argument(value);
+                    self.format = Some(
+                        format
+                            .map_err(|reason| reason.replacen("Unknown file format", "Unknown driver", 1))?,
+                    );
+                }
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
             "file.driver" if value == "rbd" => self.rbd.name(),

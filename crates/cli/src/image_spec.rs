@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::graph::{Description, Filter};
+use crate::named_disks::is_remote;
 use crate::program;
 use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
@@ -76,7 +77,15 @@ impl ImageSpec {
     pub(crate) fn failure(&self, error: &zebu::Error) -> Failure {
         let is_named = error.image() == Some(&self.path);
         let remedy = match error.kind() {
+            ErrorKind::ForeignFormat
+                if is_named && is_remote(&self.path) && error.message().contains("packed") =>
+            {
+                format!(" ({}); no packed file on a server is unpacked: download it first", self.called_raw)
+            }
             ErrorKind::ForeignFormat if is_named => format!(" ({})", self.called_raw),
+            _ if is_named && error.remedy() == Some(&Remedy::NameFormatRaw) => {
+                format!(" ({})", self.called_raw)
+            }
             ErrorKind::ForeignFormat => {
                 " (zebu rebase -u -F raw names the format in the image above it)".to_owned()
             }

@@ -37,6 +37,7 @@ mod keyval;
 mod local_name;
 mod lock_patience;
 mod manual;
+mod misnamed;
 mod named_disks;
 mod nbd_list;
 mod nbd_opts;

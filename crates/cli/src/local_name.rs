@@ -36,7 +36,7 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
             Err("it is a disk on a server, and a local file is needed here".to_owned())
         }
         Some(protocol) => Err(format!(
-            "Unknown protocol '{}': images are local files only (a file of this very name is '{}')",
+            "Unknown protocol '{}' (there are file, nbd, http, https, s3, gs, az and rbd; a file of this very name is '{}')",
             protocol.display(),
             without_secrets(plain(name).as_os_str())
         )),

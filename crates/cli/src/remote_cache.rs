@@ -78,10 +78,10 @@ fn with_cache(
     Ok(Ok(Arc::new(cached)))
 }
 
-/// The directory of the cache, if there is one.
-pub(crate) fn directory() -> Option<PathBuf> {
+/// The directory of what is in the cache, if there is one.
+pub(crate) fn objects() -> Option<PathBuf> {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    open.as_ref().map(|(choice, _)| choice.directory.clone())
+    open.as_ref().map(|(choice, _)| RangeCache::objects_in(&choice.directory))
 }
 
 /// Has everything stored that was fetched.

@@ -38,7 +38,7 @@ impl Image {
             // Another backing file may hold something else where nothing was written.
             qcow2.forget_bases();
             let rewritten = qcow2.rewrite_header(on, |header| {
-                header.forget_backup_id();
+                header.forget_backup_mark();
                 change(header, &qcow2, backing)
             });
             rewritten.await

@@ -4,7 +4,7 @@ use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result};
 use std::path::Path;
 use zebu_luks::{Random, SystemRandom};
-use zebu_qcow2::BackupId;
+use zebu_qcow2::{BackupId, BackupMark};
 use zebu_storage::Worker;
 
 /// An id for a backup that is being made.
@@ -14,19 +14,81 @@ pub(crate) fn new_backup_id() -> Result<BackupId> {
     Ok(BackupId(id))
 }
 
+/// What an image stands on, as far as a backup depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Footing {
+    /// Nothing: it names no backing file.
+    Nothing,
+    /// A backup that was not written since.
+    Backup(BackupId),
+    /// Nobody would notice if it changed.
+    Unknown,
+}
+
+impl From<Option<BackupId>> for Footing {
+    fn from(backup: Option<BackupId>) -> Self {
+        backup.map_or(Self::Unknown, Self::Backup)
+    }
+}
+
 impl Image {
-    /// The backup that the image is, if it was made with a bitmap and was not written since.
+    /// The backup that the image is, if it was made with a bitmap, and neither it nor what it stands on was written since. An image
+    /// that was opened without its backing file is none.
     pub fn backup_id(&self) -> Option<BackupId> {
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) => qcow2.backup_id(),
-            Driver::Raw(_) | Driver::Foreign(_) => None,
+        let lowest = std::iter::successors(Some(self.clone()), Self::backing).last();
+        self.backup_id_above(lowest.map_or(Footing::Unknown, |image| image.unopened()))
+    }
+
+    /// The same of an image whose chain was opened as far as there.
+    pub(crate) fn backup_id_above(&self, beneath: Footing) -> Option<BackupId> {
+        let chain: Vec<_> = std::iter::successors(Some(self.clone()), Self::backing).collect();
+        match chain.iter().rev().fold(beneath, |beneath, image| image.footing_above(beneath)) {
+            Footing::Backup(id) => Some(id),
+            Footing::Nothing | Footing::Unknown => None,
         }
     }
 
-    /// Marks the image as a backup, durably. `None`: it can't be marked.
-    pub(crate) async fn mark_as_backup(&self, worker: &Worker, id: BackupId) -> Result<Option<BackupId>> {
+    /// What the image stands on.
+    pub(crate) fn footing(&self) -> Footing {
+        self.backing().map_or_else(|| self.unopened(), |backing| backing.backup_id().into())
+    }
+
+    /// What an image stands on that has no backing file open.
+    pub(crate) fn unopened(&self) -> Footing {
+        match &self.0.driver {
+            Driver::Qcow2(qcow2) if qcow2.header().backing_file().is_none() => Footing::Nothing,
+            _ => Footing::Unknown,
+        }
+    }
+
+    /// What the image is to those that stand on it, if it stands on that itself.
+    fn footing_above(&self, beneath: Footing) -> Footing {
+        let Driver::Qcow2(qcow2) = &self.0.driver else { return Footing::Unknown };
+        let Some(mark) = qcow2.backup_mark() else { return Footing::Unknown };
+        let is_sound = match beneath {
+            Footing::Nothing => mark.stands_on.is_none(),
+            // What was committed is in both of them.
+            Footing::Backup(id) => id == mark.id || Some(id) == mark.stands_on,
+            Footing::Unknown => false,
+        };
+        if is_sound { Footing::Backup(mark.id) } else { Footing::Unknown }
+    }
+
+    /// Marks the image as a backup that stands on that, durably. `None`: it can't be marked.
+    pub(crate) async fn mark_as_backup(
+        &self,
+        worker: &Worker,
+        id: BackupId,
+        beneath: Footing,
+    ) -> Result<Option<BackupId>> {
         let Driver::Qcow2(qcow2) = &self.0.driver else { return Ok(None) };
-        Ok(qcow2.mark_as_backup(worker, Some(id)).await?.then_some(id))
+        let stands_on = match beneath {
+            Footing::Nothing => None,
+            Footing::Backup(backup) => Some(backup),
+            Footing::Unknown => return Ok(None),
+        };
+        let mark = BackupMark { id, stands_on };
+        Ok(qcow2.mark_as_backup(worker, Some(mark)).await?.then_some(id))
     }
 }
 
@@ -50,7 +112,8 @@ pub(crate) fn check_base(
     let what = match found {
         Some(found) if found == base => return Ok(Belonging::Known),
         Some(found) => format!("is backup {found}"),
-        None => "is not marked as a backup that was made with a bitmap, or was written since".to_owned(),
+        None => "is not marked as a backup that was made with a bitmap, or it was written since, or an image that it stands on was"
+            .to_owned(),
     };
     let message = format!(
         "bitmap '{bitmap}' goes on from backup {base}, but '{previous}' {what}: name the backup that was made last with \

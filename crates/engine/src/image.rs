@@ -200,7 +200,7 @@ impl Image {
                 qcow2.header(),
                 qcow2.snapshots().entries(),
                 qcow2.bitmaps().info(),
-                qcow2.backup_id(),
+                qcow2.backup_mark(),
             ));
         }
         Ok(info)

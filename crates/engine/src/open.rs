@@ -107,6 +107,8 @@ struct Next {
     format: Option<Format>,
     /// Its external data file, if that is open already.
     data_file: Option<File>,
+    /// Bytes of its disk, as a descriptor of that name tells.
+    size: Option<(u64, PathBuf)>,
 }
 
 pub(crate) fn flags(options: &OpenOptions) -> OpenFlags {
@@ -181,7 +183,7 @@ pub(crate) async fn open_made(
     data_file: Option<File>,
     options: &OpenOptions,
 ) -> Result<Arc<Node>> {
-    let top = Next { file, path: path.to_owned(), format: options.format, data_file };
+    let top = Next { file, path: path.to_owned(), format: options.format, data_file, size: None };
     open_below(worker, top, options).await
 }
 
@@ -257,20 +259,43 @@ pub(crate) async fn chain_files(worker: &Worker, path: &Path, options: &OpenOpti
         files.extend(found.file.files());
         let Ok(link) = open_link(worker, &links, found, options).await else { break };
         let image = options.remote.local_file(&link.path).unwrap_or_else(|| link.path.clone());
-        let named = link.named_files(worker).await.into_iter().map(|name| {
+        let mut described = None;
+        for name in link.named_files(worker).await {
             let below_drivers = options.remote.local_file(Path::new(&name));
             // As QEMU writes the name of a local file.
             let plain = name.strip_prefix("file:").unwrap_or(&name);
-            below_drivers.unwrap_or_else(|| refs::resolve(&image, plain))
-        });
-        files.extend(named.filter_map(|path| FilePlace::of(&path).file()));
+            let is_plain = plain == name && below_drivers.is_none();
+            let path = below_drivers.unwrap_or_else(|| refs::resolve(&image, plain));
+            files.extend(FilePlace::of(&path).file());
+            described = if is_plain { described } else { Some(path) };
+        }
         next = match below(&link, options, Access::ReadOnly) {
             Err(error) if hides_local_file(&error) => return Err(error),
-            found => found.unwrap_or_default(),
+            Ok(Some(found)) => Some(found),
+            Ok(None) | Err(_) => match described {
+                Some(path) => named_by_description(&image, &path, options)?,
+                None => None,
+            },
         };
         links.push(link);
     }
     Ok(files)
+}
+
+/// The file of a chain that is described below drivers, or named as QEMU writes it, to go on there.
+fn named_by_description(image: &Path, path: &Path, options: &OpenOptions) -> Result<Option<Next>> {
+    let Some(name) = std::path::absolute(path).ok().and_then(|path| path.into_os_string().into_string().ok())
+    else {
+        return Ok(None);
+    };
+    if !path.is_file() {
+        return Ok(None);
+    }
+    match refs::open(image, &name, Role::BackingFile, options, &flags(options)) {
+        Ok((file, path)) => Ok(Some(Next { file, path, format: None, data_file: None, size: None })),
+        Err(error) if hides_local_file(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Whether an image names a local file that may not be opened.
@@ -300,15 +325,19 @@ fn first_of(path: &Path, options: &OpenOptions) -> Result<Next> {
     if let Some(named) = parallels_directory::image_in(path)? {
         let (file, path) = refs::open(&named.by, &named.name, Role::Extent, options, &flags(options))?;
         let format = options.format.or(Some(named.format));
-        return Ok(Next { file, path, format, data_file: None });
+        let size = named.size.map(|size| (size, named.by));
+        return Ok(Next { file, path, format, data_file: None, size });
+    }
+    if options.format.is_none() && options.probe == Probe::BothEnds {
+        parallels_directory::refuse_part(path)?;
     }
     let file = options.remote.open(path, &flags(options)).map_err(|e| Error::from(e).on(path))?;
-    Ok(Next { file, path: path.to_owned(), format: options.format, data_file: None })
+    Ok(Next { file, path: path.to_owned(), format: options.format, data_file: None, size: None })
 }
 
 /// Looks into a file of the chain; `links` are those above it.
 async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenOptions) -> Result<Link> {
-    let Next { file, path, format, data_file } = found;
+    let Next { file, path, format, data_file, size } = found;
     check_chain(links, &file)?;
     let mut link_options = options.at_depth(links.len());
     let depth = links.len() as u32;
@@ -316,12 +345,17 @@ async fn open_link(worker: &Worker, links: &[Link], found: Next, options: &OpenO
     link_options.keys = keys_below(links, options).with_named(depth, &path)?;
     let format = known_format(worker, &file, format, &link_options).await?;
     if let Format::Foreign(format) = format {
-        let foreign = Some(open_foreign(worker, file.clone(), &path, format, &link_options).await?);
+        let foreign = open_foreign(worker, file.clone(), &path, format, &link_options).await?;
+        parallels_directory::check_size(size, foreign.disk().virtual_size(), &path)?;
+        let foreign = Some(foreign);
         let encryption = LinkEncryption::None;
         let link =
             Link { path, file, parsed: None, foreign, encryption, data_file: None, options: link_options };
         check_parent(links.last(), &link)?;
         return Ok(link);
+    }
+    if format == Format::Raw {
+        parallels_directory::check_size(size, file.len(), &path)?;
     }
     let (file, parsed, encryption) = parse_link(worker, file, format, &link_options, depth).await?;
     let data_file = match &parsed {
@@ -510,7 +544,7 @@ fn parent_of(
         ParentFormat::Raw => Some(Format::Raw),
         _ => None,
     });
-    Ok(Some(Next { file, path, format, data_file: None }))
+    Ok(Some(Next { file, path, format, data_file: None, size: None }))
 }
 
 /// Opens the parent of the image at `image`. A name of another machine leads nowhere, so the parent is looked for beside the image,
@@ -631,7 +665,7 @@ fn below(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>>
             return Ok(None);
         }
         let file = top.remote.open(path, &flags).map_err(|e| Error::from(e).on(path))?;
-        return Ok(Some(Next { file, path: path.clone(), format: *format, data_file: None }));
+        return Ok(Some(Next { file, path: path.clone(), format: *format, data_file: None, size: None }));
     }
     if let Some(foreign) = &link.foreign {
         return parent_of(link, foreign, top, &flags);
@@ -655,7 +689,7 @@ fn below(link: &Link, top: &OpenOptions, access: Access) -> Result<Option<Next>>
             Error::new(ErrorKind::Unsupported, message).on(&link.path)
         })?),
     };
-    Ok(Some(Next { file, path, format, data_file: None }))
+    Ok(Some(Next { file, path, format, data_file: None, size: None }))
 }
 
 async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> Result<Arc<Node>> {

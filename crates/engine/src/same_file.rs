@@ -94,11 +94,12 @@ pub(crate) fn check_new(path: &Path, options: &CreateOptions) -> Result<()> {
     let data_file = options.data_file.as_ref().map(named).or(flat.as_deref().map(FilePlace::of));
     let backing = options.backing.as_ref().map(|(name, _)| named(name));
     let message = if data_file.as_ref() == Some(&image) {
-        "the image can't be its own data file"
+        "the image can't be its own data file".to_owned()
     } else if backing.as_ref() == Some(&image) {
-        "the image can't be its own backing file"
+        "the image can't be its own backing file".to_owned()
     } else if backing.is_some() && backing == data_file {
-        "the data file of the image can't be its backing file"
+        let name = options.data_file.clone().unwrap_or_default();
+        format!("the data file of the image can't be its backing file, and '{name}' is both")
     } else {
         return Ok(());
     };

@@ -133,8 +133,10 @@ pub struct Qcow2Info {
     pub snapshots: Vec<SnapshotInfo>,
     /// Persistent bitmaps.
     pub bitmaps: Vec<BitmapInfo>,
-    /// The backup that the image is, if it was made with a bitmap.
+    /// The backup that the image is, if it was made with a bitmap. What it stands on is not looked at ([`crate::Image::backup_id`]).
     pub backup_id: Option<BackupId>,
+    /// The backup that the backing file of that backup was.
+    pub backup_stands_on: Option<BackupId>,
     /// Bytes of cache that hold the whole mapping.
     pub full_cache_bytes: u64,
     /// Content of the image that zebu can read but not write, or not at all; each in words.

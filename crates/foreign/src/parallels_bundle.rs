@@ -15,6 +15,8 @@ pub struct DiskFile {
     pub name: String,
     /// Its format; `None` if it has the bytes of the disk.
     pub format: Option<Format>,
+    /// Bytes of the disk, if the descriptor tells them.
+    pub size: Option<u64>,
 }
 
 /// The one file that a descriptor names.
@@ -38,7 +40,7 @@ pub fn disk_file(text: &str) -> Result<DiskFile> {
     let images = elements(parts.first().ok_or_else(nothing)?, "Image");
     require!(
         images.len() <= 1,
-        "the Parallels disk has snapshots: merge them in Parallels (prl_disk_tool merge), or open one of the .hds files"
+        "the Parallels disk has snapshots: merge them in Parallels (prl_disk_tool merge)"
     );
     let image = images.first().ok_or_else(nothing)?;
     let field = |name| elements(image, name).first().map(|value| value.trim());
@@ -53,8 +55,32 @@ pub fn disk_file(text: &str) -> Result<DiskFile> {
             )));
         }
     };
+    Ok(DiskFile { name: unescaped(name), format, size: size(text) })
+}
+
+/// Names of the files of a disk with snapshots; none if it has no snapshots.
+pub fn files_with_snapshots(text: &str) -> Vec<String> {
+    let files = |storage: &&str| {
+        let images = elements(storage, "Image");
+        let names = images
+            .iter()
+            .filter_map(|image| elements(image, "File").first().map(|name| unescaped(name.trim())));
+        if images.len() > 1 { names.collect() } else { Vec::new() }
+    };
+    elements(text, "Storage").iter().flat_map(files).collect()
+}
+
+fn unescaped(name: &str) -> String {
     let name = name.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"");
-    Ok(DiskFile { name: name.replace("&apos;", "'").replace("&amp;", "&"), format })
+    name.replace("&apos;", "'").replace("&amp;", "&")
+}
+
+/// Bytes of the disk. Sectors of another size than the usual one may count the disk in either.
+fn size(text: &str) -> Option<u64> {
+    let number = |name| elements(text, name).first().and_then(|value| value.trim().parse::<u64>().ok());
+    let sectors = number("Disk_size")?;
+    matches!(number("LogicalSectorSize"), None | Some(512)).then_some(())?;
+    sectors.checked_mul(512)
 }
 
 /// Contents of the elements of a name. None of them lies in another of its name.
@@ -80,7 +106,18 @@ mod tests {
             )
         };
         let found = disk_file(&with(&image("Compressed"))).unwrap();
-        assert_eq!(found, DiskFile { name: "a & b.hds".to_owned(), format: Some(Format::Parallels) });
+        assert_eq!(
+            found,
+            DiskFile { name: "a & b.hds".to_owned(), format: Some(Format::Parallels), size: None }
+        );
+        let told = |sectors: &str| {
+            let parameters =
+                format!("<Disk_Parameters><Disk_size>{sectors}</Disk_size></Disk_Parameters><StorageData>");
+            disk_file(&with(&image("Plain")).replace("<StorageData>", &parameters)).unwrap().size
+        };
+        assert_eq!([told("2048"), told("x"), told("99999999999999999999")], [Some(1 << 20), None, None]);
+        assert!(files_with_snapshots(&with(&image("Plain"))).is_empty());
+        assert_eq!(files_with_snapshots(&with(&image("Plain").repeat(2))), ["a & b.hds"; 2]);
         assert_eq!(disk_file(&with(&image("Plain"))).unwrap().format, None);
         let encrypted = |engine| format!("<Encryption><Engine>{engine}</Engine></Encryption><StorageData>");
         let none = with(&image("Plain"))

@@ -20,6 +20,37 @@ impl fmt::Display for BackupId {
     }
 }
 
+/// The mark of an image that is a backup.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BackupMark {
+    /// The backup's id.
+    pub id: BackupId,
+    /// The backup that its backing file was. `None`: it has no backing file.
+    pub stands_on: Option<BackupId>,
+}
+
+impl BackupMark {
+    /// Bytes of the extension's data: the id, and that of the backup beneath, or zeroes.
+    pub const SIZE: usize = 2 * BackupId::SIZE;
+
+    /// The extension's data.
+    pub fn encode(&self) -> [u8; Self::SIZE] {
+        let mut data = [0; Self::SIZE];
+        let (id, stands_on) = data.split_at_mut(BackupId::SIZE);
+        id.copy_from_slice(&self.id.0);
+        stands_on.copy_from_slice(&self.stands_on.map_or([0; BackupId::SIZE], |id| id.0));
+        data
+    }
+
+    /// Reads the extension's data. `None`: it marks nothing.
+    pub fn parse(data: &[u8]) -> Option<Self> {
+        let bytes = ZeroExtended(data);
+        let id = |at| Some(BackupId(bytes.array(at))).filter(|id| id.0 != [0; BackupId::SIZE]);
+        (data.len() == Self::SIZE).then_some(())?;
+        Some(Self { id: id(0)?, stands_on: id(BackupId::SIZE) })
+    }
+}
+
 /// A text that is no id of a backup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotABackupId;
@@ -146,8 +177,18 @@ mod tests {
         }
 
         #[test]
+        fn marks_round_trip(id in any::<[u8; 16]>(), beneath in any::<Option<[u8; 16]>>()) {
+            let some = |id: [u8; 16]| (id != [0; 16]).then_some(BackupId(id));
+            if let Some(id) = some(id) {
+                let mark = BackupMark { id, stands_on: beneath.and_then(some) };
+                prop_assert_eq!(BackupMark::parse(&mark.encode()), Some(mark));
+                prop_assert_eq!(BackupMark::parse(&mark.encode()[1..]), None);
+            }
+        }
+
+        #[test]
         fn any_bytes_give_a_verdict(bytes in proptest::collection::vec(any::<u8>(), 120..140)) {
-            let _ = BitmapBases::parse(&bytes);
+            let _ = (BitmapBases::parse(&bytes), BackupMark::parse(&bytes));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Header extensions: typed where their meaning is known, kept byte for byte where it is not.
 
-use crate::backup_id::{BackupId, BitmapBases};
+use crate::backup_id::{BackupMark, BitmapBases};
 use crate::bytes::ZeroExtended;
 use crate::error::{FormatError, Warning};
 use crate::features::{Autoclear, Encryption, Incompatible};
@@ -17,7 +17,7 @@ pub(crate) const BITMAPS: u32 = 0x2385_2875;
 const LUKS: u32 = 0x0537_be77;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 /// "ZBID"
-pub(crate) const BACKUP_ID: u32 = 0x5a42_4944;
+pub(crate) const BACKUP_MARK: u32 = 0x5a42_4944;
 /// "ZBBB"
 pub(crate) const BITMAP_BASES: u32 = 0x5a42_4242;
 
@@ -42,7 +42,7 @@ pub enum Extension {
     /// Name of the external data file.
     DataFileName(Vec<u8>),
     /// The backup that the image is, by zebu.
-    BackupId(BackupId),
+    BackupMark(BackupMark),
     /// The backups that the bitmaps go on from, by zebu: the data without its seal, so that a header that is written anew
     /// says nothing of them.
     BitmapBases(Vec<u8>),
@@ -71,7 +71,7 @@ impl Extension {
             Self::Bitmaps(_) | Self::StaleBitmaps(_) => BITMAPS,
             Self::Luks(_) => LUKS,
             Self::DataFileName(_) => DATA_FILE_NAME,
-            Self::BackupId(_) => BACKUP_ID,
+            Self::BackupMark(_) => BACKUP_MARK,
             Self::BitmapBases(_) => BITMAP_BASES,
             Self::Unknown { kind, .. } => *kind,
         }
@@ -85,7 +85,7 @@ impl Extension {
             Self::Luks(_) => 2,
             Self::FeatureTable(_) => 3,
             Self::Bitmaps(_) | Self::StaleBitmaps(_) => 4,
-            Self::BackupId(_) => 5,
+            Self::BackupMark(_) => 5,
             Self::BitmapBases(_) => 6,
             Self::Unknown { .. } => 7,
         }
@@ -115,9 +115,9 @@ impl Extension {
             BITMAPS => Self::Bitmaps(BitmapsExtension::parse(&data, context.geometry)?),
             DATA_FILE_NAME => Self::DataFileName(data),
             BITMAP_BASES if data.len() == BitmapBases::SIZE => Self::BitmapBases(data),
-            BACKUP_ID => match data.try_into() {
-                Ok(id) => Self::BackupId(BackupId(id)),
-                Err(data) => Self::Unknown { kind, data },
+            BACKUP_MARK => match BackupMark::parse(&data) {
+                Some(mark) => Self::BackupMark(mark),
+                None => Self::Unknown { kind, data },
             },
             kind => Self::Unknown { kind, data },
         };
@@ -133,7 +133,7 @@ impl Extension {
             | Self::BitmapBases(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data.len(),
-            Self::BackupId(id) => id.0.len(),
+            Self::BackupMark(_) => BackupMark::SIZE,
             Self::Bitmaps(_) => BitmapsExtension::SIZE,
             Self::Luks(pointer) => pointer.encode().len(),
         };
@@ -150,7 +150,10 @@ impl Extension {
             | Self::BitmapBases(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data,
-            Self::BackupId(id) => &id.0,
+            Self::BackupMark(mark) => {
+                fixed = mark.encode().to_vec();
+                &fixed
+            }
             Self::Bitmaps(bitmaps) => {
                 fixed = bitmaps.encode();
                 &fixed

@@ -344,9 +344,9 @@ impl Header {
         (!self.backing_name.is_empty()).then_some(self.backing_name.as_slice())
     }
 
-    /// Removes the id of the backup that the image was.
-    pub fn forget_backup_id(&mut self) {
-        self.extensions.retain(|extension| !matches!(extension, Extension::BackupId(_)));
+    /// Removes the mark of the backup that the image was.
+    pub fn forget_backup_mark(&mut self) {
+        self.extensions.retain(|extension| !matches!(extension, Extension::BackupMark(_)));
     }
 
     /// Sets or removes the name of the backing file.

@@ -5,10 +5,10 @@
 //! sectors of a step are on disk, the header is sound, all that is not about bitmaps is as it was, and the bitmaps are
 //! the old ones, the new ones, or none (the autoclear bit is clear then).
 
-use crate::backup_id::{BackupId, BitmapBases, Seal};
+use crate::backup_id::{BackupMark, BitmapBases, Seal};
 use crate::bytes::{self, ZeroExtended};
 use crate::error::{FormatError, Version3Field};
-use crate::extension::{BACKUP_ID, BITMAP_BASES, BITMAPS, BitmapsExtension, PREAMBLE, Walk};
+use crate::extension::{BACKUP_MARK, BITMAP_BASES, BITMAPS, BitmapsExtension, PREAMBLE, Walk};
 use crate::features::Autoclear;
 use crate::header::Header;
 use crate::limits;
@@ -74,8 +74,9 @@ pub fn set_bitmap_bases(
 ///
 /// # Errors
 /// As of [`set_bitmaps`].
-pub fn set_backup_id(block: &[u8], new: Option<BackupId>) -> Result<Vec<Vec<u8>>, FormatError> {
-    set_own(block, BACKUP_ID, BackupId::SIZE, new.as_ref().map(|id| (&id.0[..], &[][..])))
+pub fn set_backup_mark(block: &[u8], new: Option<BackupMark>) -> Result<Vec<Vec<u8>>, FormatError> {
+    let data = new.map(|mark| mark.encode());
+    set_own(block, BACKUP_MARK, BackupMark::SIZE, data.as_ref().map(|data| (&data[..], &[][..])))
 }
 
 /// The same for an extension that only zebu knows. Where it is not as zebu writes it, nobody believes it, and it stays.
@@ -112,9 +113,9 @@ pub fn bitmap_bases(block: &[u8]) -> Option<(BitmapBases, Vec<u8>, Seal)> {
 }
 
 /// The backup that the image is, as the header in `block` says.
-pub fn backup_id(block: &[u8]) -> Option<BackupId> {
-    let at = the_only(block, BACKUP_ID, BackupId::SIZE)?;
-    Some(BackupId(ZeroExtended(block).array(at))).filter(|id| id.0 != [0; BackupId::SIZE])
+pub fn backup_mark(block: &[u8]) -> Option<BackupMark> {
+    let at = the_only(block, BACKUP_MARK, BackupMark::SIZE)?;
+    BackupMark::parse(&ZeroExtended(block).vec(at, BackupMark::SIZE))
 }
 
 /// Where the data of the one extension of a kind is, if it is as long as that.
@@ -278,6 +279,7 @@ fn in_one_sector(at: usize, len: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backup_id::BackupId;
     use crate::extension::Extension;
     use crate::header::{NewHeader, Purpose};
     use crate::offsets::HostOffset;
@@ -375,7 +377,7 @@ mod tests {
         let old = parse(before);
         let others = |header: &Header| {
             let (mut extensions, name, autoclear, size) = rest(header);
-            extensions.retain(|e| ![BACKUP_ID, BITMAP_BASES].contains(&e.kind()));
+            extensions.retain(|e| ![BACKUP_MARK, BITMAP_BASES].contains(&e.kind()));
             (extensions, name, autoclear, size, header.bitmaps())
         };
         let mut block = before.to_vec();
@@ -438,16 +440,17 @@ mod tests {
             let none = apply_own(&second, none, known);
             prop_assert!(bitmap_bases(&none).is_none_or(|(found, ..)| found.is_empty()));
 
-            let id = |n: u8| Some(BackupId([n; 16]));
-            let is_id = |block: &[u8]| [None, id(1), id(2)].contains(&backup_id(block));
-            let Ok(steps) = set_backup_id(&before, id(1)) else { return Ok(()) };
-            let named = apply_own(&before, steps, is_id);
-            prop_assert_eq!(backup_id(&named), id(1));
-            let nameless = apply_own(&named, set_backup_id(&named, None).unwrap(), |block| {
-                // Half an id is none of a backup that there is.
-                backup_id(block).is_none_or(|found| Some(found) == id(1) || found.0.contains(&0))
+            let id = |n: u8| BackupId([n; 16]);
+            let mark = Some(BackupMark { id: id(1), stands_on: ids.first().map(|n| id(*n)) });
+            let is_mark = |block: &[u8]| [None, mark].contains(&backup_mark(block));
+            let Ok(steps) = set_backup_mark(&before, mark) else { return Ok(()) };
+            let marked = apply_own(&before, steps, is_mark);
+            prop_assert_eq!(backup_mark(&marked), mark);
+            let unmarked = apply_own(&marked, set_backup_mark(&marked, None).unwrap(), |block| {
+                // Half an id is none of a backup that there is, and nothing is written before the mark is gone.
+                backup_mark(block).is_none_or(|found| found.id == id(1) || found.id.0.contains(&0))
             });
-            prop_assert_eq!(backup_id(&nameless), None);
+            prop_assert_eq!(backup_mark(&unmarked), None);
         }
 
         #[test]
@@ -480,10 +483,11 @@ mod tests {
             bytes[100..104].copy_from_slice(&104u32.to_be_bytes());
             let _ = set_bitmaps(&bytes, Some(bitmaps(0)));
             let _ = set_bitmaps(&bytes, None);
-            let _ = (set_backup_id(&bytes, Some(BackupId([1; 16]))), set_backup_id(&bytes, None));
+            let mark = BackupMark { id: BackupId([1; 16]), stands_on: None };
+            let _ = (set_backup_mark(&bytes, Some(mark)), set_backup_mark(&bytes, None));
             let bases = BitmapBases::default();
             let _ = (set_bitmap_bases(&bytes, Some(sealed(&bases))), set_bitmap_bases(&bytes, None));
-            let _ = (backup_id(&bytes), bitmap_bases(&bytes));
+            let _ = (backup_mark(&bytes), bitmap_bases(&bytes));
         }
     }
 }

@@ -84,7 +84,7 @@ pub mod stream;
 mod table_bounds;
 mod version;
 
-pub use backup_id::BackupId;
+pub use backup_id::{BackupId, BackupMark};
 pub use compressed::CompressedRange;
 pub use error::{EntryError, FormatError, OutOfBounds, Warning};
 pub use features::{Autoclear, Compatible, Compression, Encryption, Incompatible};

@@ -13,7 +13,22 @@ pub struct TlsError(pub(crate) String);
 
 impl From<rustls::Error> for TlsError {
     fn from(error: rustls::Error) -> Self {
-        Self(error.to_string())
+        use rustls::AlertDescription::{
+            BadCertificate, CertificateExpired, CertificateRequired, CertificateUnknown, UnknownCA,
+        };
+        let text = match &error {
+            rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => {
+                "the other side does not speak TLS here"
+            }
+            rustls::Error::AlertReceived(CertificateRequired) => {
+                "the other side asks for a certificate of this one"
+            }
+            rustls::Error::AlertReceived(
+                UnknownCA | BadCertificate | CertificateExpired | CertificateUnknown,
+            ) => "the other side rejects the certificate of this one",
+            _ => return Self(error.to_string()),
+        };
+        Self(format!("{text} ({error})"))
     }
 }
 

@@ -52,6 +52,15 @@ fn write(dir: &Path, byte: u8, offset: &str) {
     zebu(dir, ["io", "-f", "qcow2", "-c", &format!("write -P {byte} {offset} 64k"), DISK]).ok();
 }
 
+/// Writes to an image that is not the disk.
+fn write_to(dir: &Path, image: &str) {
+    zebu(dir, ["io", "-f", "qcow2", "-c", "write -P 9 8M 64k", image]).ok();
+}
+
+fn make_named(dir: &Path, image: &str) {
+    zebu(dir, ["create", "-q", "-f", "qcow2", image, &SIZE.to_string()]).ok();
+}
+
 fn same(qemu: &Qemu, dir: &Path, backup: &str) {
     qemu.img(dir, ["compare", "-f", "qcow2", "-F", "qcow2", DISK, backup]).ok();
     qemu.check_clean(dir, backup).unwrap();
@@ -150,6 +159,61 @@ fn an_image_that_is_no_backup_of_the_disk_is_refused() {
         back_up(dir, maker, "tue.qcow2", Some("kept.qcow2")).ok();
         zebu(dir, ["compare", DISK, "tue.qcow2"]).ok();
     }
+}
+
+/// What stands on something that was written since is not what it was, however far below that is, and whoever wrote it.
+#[test]
+fn a_backup_above_one_that_was_written_is_no_backup() {
+    let Some(qemu) = Qemu::find() else { return };
+    for maker in BOTH {
+        let changes: [(&str, &dyn Fn(&Path)); 4] = [
+            ("a write", &|dir| write_to(dir, "full.qcow2")),
+            ("another file of its name", &|dir| {
+                std::fs::remove_file(dir.join("full.qcow2")).unwrap();
+                make_named(dir, "full.qcow2");
+            }),
+            ("another backing file, by QEMU", &|dir| {
+                make_named(dir, "other.qcow2");
+                drop(qemu.img(dir, ["rebase", "-u", "-F", "qcow2", "-b", "other.qcow2", "mon.qcow2"]).ok());
+            }),
+            ("no backing file, by QEMU", &|dir| {
+                drop(qemu.img(dir, ["rebase", "-u", "-b", "", "mon.qcow2"]).ok());
+            }),
+        ];
+        for (what, change) in changes {
+            let scratch = Scratch::new("bases");
+            let dir = scratch.path();
+            begun(dir, maker, "");
+            back_up(dir, maker, "tue.qcow2", Some("mon.qcow2")).ok();
+            assert_eq!(specific(dir, "tue.qcow2")["backup-stands-on"], id(dir, "mon.qcow2").as_str());
+            let tue = id(dir, "tue.qcow2");
+            change(dir);
+            let why = ["tue.qcow2", &tue, "an image that it stands on was", "make a full one"];
+            refused(dir, maker, "wed.qcow2", "tue.qcow2", &why);
+            assert_eq!(base(dir), Some(tue), "{maker:?}, {what}: a refusal changes nothing");
+        }
+    }
+}
+
+/// Nobody would notice a change of what has no id, so what stands on it gets none, and each increment is compared.
+#[test]
+fn an_increment_on_what_has_no_id_is_compared_each_time() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("bases");
+    let dir = scratch.path();
+    make(dir, "");
+    write(dir, 1, "0");
+    zebu(dir, ["backup", DISK, "full.qcow2"]).ok();
+    zebu(dir, ["bitmap", "--add", DISK, "b"]).ok();
+    for (name, previous, at) in [("mon.qcow2", "full.qcow2", "1M"), ("tue.qcow2", "mon.qcow2", "2M")] {
+        write(dir, 2, at);
+        let out = back_up(dir, Maker::Offline, name, Some(previous)).ok();
+        assert!(out.stderr.contains(&format!("goes on from '{previous}', so all")), "{out}");
+        assert_eq!((base(dir), &specific(dir, name)["backup-id"]), (None, &Value::Null));
+        same(&qemu, dir, name);
+    }
+    write_to(dir, "full.qcow2");
+    refused(dir, Maker::Offline, "wed.qcow2", "tue.qcow2", &["does not belong to 'tue.qcow2'"]);
 }
 
 /// A chain that is made shorter holds the same backups.

@@ -270,3 +270,19 @@ fn increments_that_can_not_be_right_are_refused() {
     ctl(dir, &["backup-start", "", "target.qcow2", "--bitmap", "b"]).exits(1);
     server.stop();
 }
+
+/// A qcow2 image does not say what sectors its disk has; the user hears of it.
+#[test]
+fn sectors_that_a_backup_can_not_tell_of_are_warned_of() {
+    let scratch = Scratch::new("live-increments");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "vhdx", "-o", "logical_sector_size=4096", "base.vhdx", "4M"]).ok();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "-b", "base.vhdx", "-F", "vhdx", IMAGE]).ok();
+    let server = serve(dir, "");
+    let out = ctl(dir, &["backup-start", "-w", "", "out.qcow2"]).ok();
+    assert!(
+        out.stderr.contains("logical sectors of 4096 bytes") && out.stderr.contains("'out.qcow2'"),
+        "{out}"
+    );
+    server.stop();
+}

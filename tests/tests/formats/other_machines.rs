@@ -269,6 +269,24 @@ fn a_parallels_directory_is_the_disk_in_it() {
     is_refused(dir, &["vm.hdd"], "may not be opened");
     describe(image("Compressed", "disk.hds").repeat(2));
     is_refused(dir, &["vm.hdd"], "has snapshots");
+    // One of its images is a part, unless the user says what it is.
+    is_refused(dir, &["vm.hdd/disk.hds"], "with snapshots");
+    reads_as(dir, &["-f", "parallels", "vm.hdd/disk.hds"], &sample.disk);
+    reads_as(dir, &["-f", "raw", "vm.hdd/plain.hds"], &sample.disk);
+    for (kind, file) in [("Compressed", "disk.hds"), ("Plain", "plain.hds")] {
+        for (sectors, is_wrong) in [(0, false), (1, true), (u64::MAX >> 9, true)] {
+            let sectors = if is_wrong { sectors } else { sample.disk.len() as u64 / 512 };
+            let told = format!("<Disk_Parameters><Disk_size>{sectors}</Disk_size></Disk_Parameters>");
+            describe(image(kind, file) + &told);
+            if is_wrong {
+                is_refused(dir, &["vm.hdd"], "a part may be missing");
+            } else {
+                reads_as(dir, &["vm.hdd"], &sample.disk);
+            }
+        }
+    }
+    describe(image("Compressed", "disk.hds") + &" ".repeat(1 << 20));
+    is_refused(dir, &["vm.hdd"], "more than 1048576 bytes");
     describe(String::new());
     is_refused(dir, &["vm.hdd"], "names no file");
     std::fs::remove_file(dir.join("vm.hdd/DiskDescriptor.xml")).expect("just made");

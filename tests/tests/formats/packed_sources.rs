@@ -239,6 +239,17 @@ fn a_target_that_is_the_packed_file_is_refused() {
         assert!(out.stderr.contains("target"), "{out}");
         assert!(std::fs::read(scratch.file(name)).expect("still there") == before);
     }
+    let other = |words: &[&str], packed: &str| {
+        let before = std::fs::read(scratch.file(packed)).expect("just made");
+        let line = words.iter().map(|word| word.replace("PACKED", packed));
+        let out = zebu(dir, [String::from("convert")].into_iter().chain(line)).exits(1);
+        assert!(out.stderr.contains(&format!("'{packed}': it is a file of the target")), "{out}");
+        assert!(std::fs::read(scratch.file(packed)).expect("still there") == before, "{out}");
+    };
+    for name in ["packed", "tar"] {
+        other(&["-O", "qcow2", "-o", "data_file=PACKED", "PACKED", "new"], name);
+        other(&["-n", "--target-image-opts", "PACKED", "driver=raw,file.filename=PACKED"], name);
+    }
     // Other commands say what can be done.
     let out = zebu(dir, ["map", "packed"]).exits(1);
     assert!(out.stderr.contains("convert"), "{out}");

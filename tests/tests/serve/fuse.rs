@@ -271,6 +271,41 @@ fn a_second_server_is_refused_where_an_image_is_mounted() {
     serve(dir, "").stop();
 }
 
+/// Of two servers that begin at once one has the file, and the other is refused; the end of the second leaves the first alone.
+#[test]
+fn of_two_servers_at_the_same_moment_one_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    for _ in 0..5 {
+        let scratch = Scratch::new("fuse");
+        let place = scratch.path().join(FILE);
+        let begin = |dir: &Path| {
+            zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
+            Server::try_start(dir, &format!("--fuse {} -f qcow2 {IMAGE}", place.display()))
+        };
+        let homes = [Scratch::new("fuse"), Scratch::new("fuse")];
+        let begun = std::thread::scope(|scope| {
+            let begun = homes.each_ref().map(|home| scope.spawn(|| begin(home.path())));
+            begun.map(|thread| thread.join().unwrap())
+        });
+        let mut refusals = 0;
+        for server in begun {
+            match server {
+                Ok(server) => {
+                    assert!(is_mounted(&place));
+                    server.stop();
+                }
+                Err(said) => {
+                    assert!(said.contains("an image is mounted there already"), "{said}");
+                    refusals += 1;
+                }
+            }
+        }
+        assert_eq!(refusals, 1);
+    }
+}
+
 #[test]
 fn a_mount_that_somebody_else_took_away_is_told_of() {
     if !can_mount() {
@@ -300,12 +335,13 @@ fn the_next_servers_mount_stays_when_the_first_ends() {
         let dir = scratch.path();
         zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "1M"]).ok();
         let place_of_next = Scratch::new("fuse");
-        zebu(place_of_next.path(), ["create", "-q", "-f", "qcow2", "next.qcow2", "2M"]).ok();
+        // By its name and its device, its mount is as the first one.
+        zebu(place_of_next.path(), ["create", "-q", "-f", "qcow2", IMAGE, "2M"]).ok();
         let first = serve(dir, options);
         run(dir, &format!("umount {FILE}"));
         first.wait_for_words("was unmounted by somebody else");
         let same_file = dir.join(FILE);
-        let line = format!("--fuse {} {options} -f qcow2 next.qcow2", same_file.display());
+        let line = format!("--fuse {} {options} -f qcow2 {IMAGE}", same_file.display());
         let next = Server::start(place_of_next.path(), &line);
         first.stop_with_messages();
         assert_eq!(fs::metadata(&same_file).unwrap().len(), 2 * MIB, "{options}");

@@ -279,7 +279,7 @@ fn back_up(
     order: Order,
 ) -> Result<BackupReport, Failure> {
     let reader = || Ok(Reader { order, target_size: None });
-    packed::prepare(&args.packed, &mut spec, &args.target, reader, watch)?;
+    packed::prepare(&args.packed, &mut spec, &[&args.target], reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());

@@ -140,6 +140,7 @@ pub(crate) fn run(args: &BitmapArgs) -> Result<u8, Failure> {
     }
     let mut spec =
         args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+    spec.called_raw = "-f raw; but a raw image has no bitmaps: convert it to qcow2 first";
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     let source = match &args.source_file {

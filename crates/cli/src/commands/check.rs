@@ -10,6 +10,7 @@ use crate::session::Session;
 use crate::values::{OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::Write;
 use zebu::check::{CheckOptions, Repair, check};
 use zebu::storage::{LockMode, OpenFlags};
@@ -79,8 +80,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     args.inspect.force_share.apply(&mut spec);
     refuse_what_a_check_never_uses(&spec)?;
     let session = Session::start(&args.inspect.engine, spec.aio)?;
-    if format_of(&session, &spec)? != Format::Qcow2 {
-        return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
+    let format = format_of(&session, &spec)?;
+    if format != Format::Qcow2 {
+        let mut message = "This image format does not support checks".to_owned();
+        if !program::called().is_qemu() && spec.options.format.is_none() {
+            let _ = write!(message, ": '{}' was taken for {}", spec.path.display(), format.name());
+        }
+        return Err(Failure::new(message).with_exit(EXIT_NOT_SUPPORTED));
     }
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let options = CheckOptions::default()

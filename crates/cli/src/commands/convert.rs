@@ -16,6 +16,7 @@ use crate::encrypted_file::refuse_plain_text;
 use crate::failure::{Failure, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
+use crate::misnamed::warn_of_raw;
 use crate::named_disks::allow_streams;
 use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
@@ -306,7 +307,8 @@ fn copy_sources(
     target: &OsStr,
     pass: Pass,
 ) -> Result<u8, Failure> {
-    let written = local_path(target).unwrap_or_default();
+    let written = written_files(args, opts, target);
+    let written: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
         let reader = || packed_reader(args, opts, session, target, pass);
@@ -351,12 +353,27 @@ fn copy_sources(
     }
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     warn_of_lost(report.lost_logical_sector, target);
+    if args.target_format.is_none() && !args.no_create && !args.target_image_opts && !pipe::is_pipe(target) {
+        warn_of_raw(Path::new(target));
+    }
     match args.output {
         Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
     }
     Ok(0)
+}
+
+/// The local files that the target will have, that of the image first.
+fn written_files(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Vec<PathBuf> {
+    // What is wrong with the options is told when the target is opened.
+    let described = args.target_image_opts.then(|| existing_target(args, opts, target).ok()).flatten();
+    let image = described.map(|spec| spec.path).or_else(|| local_path(target).ok());
+    let data_file = opts
+        .data_file
+        .as_deref()
+        .map(|name| backing::resolve(image.as_deref().unwrap_or(Path::new("")), name));
+    [image, data_file].into_iter().flatten().collect()
 }
 
 /// The bitmaps that `--skip-broken-bitmaps` leaves out.
@@ -542,11 +559,12 @@ fn convert_to(
         converted
     };
     watch.finish();
+    let file = Path::new(target);
     result.map_err(|error| match error.image() {
-        Some(image) if images.iter().any(|source| source.path() == image) => {
+        Some(image) if image != file && images.iter().any(|source| source.path() == image) => {
             Failure::during("error while reading the source", &error)
         }
-        _ => Failure::during(&format!("error while converting to '{}'", target.display()), &error),
+        _ => Failure::during_on(&format!("error while converting to '{}'", target.display()), file, &error),
     })
 }
 

@@ -5,6 +5,7 @@ use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
+use crate::misnamed::warn_of_raw;
 use crate::named_disks::is_remote;
 use crate::output::stdout;
 use crate::program;
@@ -30,9 +31,9 @@ pub(crate) struct CreateArgs {
     #[command(flatten)]
     progress: ProgressArg,
 
-    /// Format of the image
-    #[arg(short, long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
-    format: Format,
+    /// Format of the image [default: raw]
+    #[arg(short, long, value_name = "FMT", value_parser = target_formats())]
+    format: Option<Format>,
 
     /// Options of the format, as key=value,... (-o help lists them)
     #[arg(short, long, value_name = "OPTIONS")]
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
     let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
     let filename = args.filename.clone().unwrap_or_default();
     let fail = |reason: String| Failure::new(format!("{}: {reason}", filename.display()));
-    let opts = match CreateOpts::parse(&args.options, args.format, of_file).map_err(fail)? {
+    let opts = match CreateOpts::parse(&args.options, args.format(), of_file).map_err(fail)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
             return Ok(0);
@@ -95,7 +96,17 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
         stdout::print(&format!("{}\n", opts.formatting_line(&filename.to_string_lossy(), &create)))?;
     }
     make(&session, &path, &create, args.progress.mode(args.quiet))?;
+    if args.format.is_none() {
+        warn_of_raw(&path);
+    }
     Ok(0)
+}
+
+impl CreateArgs {
+    /// The format of the image, asked for or not.
+    fn format(&self) -> Format {
+        self.format.unwrap_or(Format::Raw)
+    }
 }
 
 /// Settles the size and the backing file.
@@ -108,7 +119,7 @@ fn create_options(
 ) -> Result<CreateOptions, Failure> {
     let secrets = args.secrets.read(Sources::All)?;
     let mut create = opts
-        .create_options_with(args.format, Some(&secrets))
+        .create_options_with(args.format(), Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
     if let Some(encryption) = &mut create.encryption {
         encryption.costs = args.costs.bounds();
@@ -148,11 +159,11 @@ fn create_options(
         if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace },
     )?;
     if let Some(backing) = backing {
-        if args.format != Format::Qcow2 {
+        if args.format() != Format::Qcow2 {
             return Err(Failure::new(format!(
                 "{}: Backing file not supported for file format '{}'",
                 filename.display(),
-                args.format.name()
+                args.format().name()
             )));
         }
         let format = backing::required_format(session, path, &backing)?;

@@ -6,12 +6,13 @@ use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
+use crate::sector_size::{unusual, warn_of_lost};
 use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
 };
 use crate::session::Session;
 use crate::size::{parse_size, size_argument};
-use crate::values::{OutputFormat, Rate, SpeedName, rate_argument};
+use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
@@ -179,6 +180,10 @@ struct BackupStartArgs {
     /// Copy only what the bitmap marks, on top of this backup, the last one that was made with it
     #[arg(long, value_name = "FILE", requires = "bitmap", value_parser = path_argument())]
     previous: Option<PathBuf>,
+
+    /// Which files that --previous names may be opened; may be given more than once
+    #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", requires = "previous", value_parser = reference_argument)]
+    allow_refs: Vec<ReferenceRule>,
 
     /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
     #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
@@ -425,7 +430,7 @@ struct Previous {
 /// Finds the previous backup, which must be an image of a disk that is not larger.
 fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
     let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
-    let image = backing::opened_header(&session, previous, Format::Qcow2)?;
+    let image = backing::opened_chain(&session, previous, Format::Qcow2, &args.allow_refs)?;
     let size = image.virtual_size();
     let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
     let now = export["virtual-size"].as_u64().unwrap_or_default();
@@ -480,6 +485,8 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     if begun["target-cache"] == "memory" && args.cache.is_none() {
         stderr::tell(&format!("'{target}' is on a file system in memory: the page cache is its only place"));
     }
+    let sector = begun["logical-sector-size"].as_u64().and_then(|bytes| u32::try_from(bytes).ok());
+    warn_of_lost(sector.and_then(unusual), args.target.as_os_str());
     if !args.wait {
         return Ok(0);
     }

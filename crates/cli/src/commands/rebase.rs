@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
 use crate::output::stderr;
 use crate::program;
+use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
 use crate::values::{BackingFormat, backing_formats, caches, formats};
 use crate::watch::{ProgressArg, Watch};
@@ -149,7 +150,10 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
         }
         None => None,
     };
+    let mut sectors = (0, 0);
     let result = session.with_image(&spec, |image| {
+        let new_sector = new.as_ref().map_or(512, |(backing, _)| backing.logical_sector_size());
+        sectors = (image.logical_sector_size(), new_sector);
         if args.compress && image.format() == Format::Raw {
             return Err(Failure::new("Compression not supported for this file format"));
         }
@@ -172,6 +176,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     }
     unasked.iter().for_each(DefaultCacheMode::clean_up);
     result?;
+    warn_of_lost(unusual(sectors.0).filter(|_| sectors.1 < sectors.0), spec.path.as_os_str());
     Ok(0)
 }
 

@@ -429,7 +429,7 @@ fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
 fn enter_sandbox(args: &ServeArgs, devices: &KernelDevices) {
-    let cache = remote_cache::directory();
+    let cache = remote_cache::objects();
     let sandbox::Outcome { failures, missing } = sandbox::enter(cache.as_deref(), &devices.paths());
     for failure in failures {
         args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));

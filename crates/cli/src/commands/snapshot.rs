@@ -100,6 +100,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
     let access = if matches!(action, Action::List) { Access::ReadOnly } else { Access::ReadWrite };
     let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, access)?;
     args.force_share.apply(&mut spec);
+    spec.called_raw = "-f raw; but a raw image has no snapshots: convert it to qcow2 first";
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     if matches!(action, Action::List) {

@@ -101,6 +101,8 @@ struct Qcow2Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     backup_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    backup_stands_on: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     encrypt: Option<Encrypt>,
 }
 
@@ -296,6 +298,7 @@ impl Qcow2Data {
                     .collect()
             }),
             backup_id: info.backup_id.map(|id| id.to_string()),
+            backup_stands_on: info.backup_stands_on.map(|id| id.to_string()),
             encrypt: info.encryption.map(|method| Encrypt::new(method, encryption)),
         }
     }

@@ -1,8 +1,9 @@
 //! Streams of packed files: what they are, and their bytes.
 
+use super::parts::{Empty, cut_off, damaged};
+use super::xz::Xz;
 use bzip2::bufread::BzDecoder;
 use flate2::bufread::GzDecoder;
-use liblzma::stream::{Action, MtStreamBuilder, Status, Stream};
 use lz4_flex::frame::FrameDecoder;
 use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
@@ -20,14 +21,10 @@ pub(crate) enum Packing {
     Lz4,
 }
 
-/// Memory that the xz decoder may have, and beyond which it uses fewer threads.
-const XZ_MEMORY: u64 = 1 << 30;
-const XZ_MEMORY_OF_THREADS: u64 = 256 << 20;
-/// Streams or frames in a row that may be empty: whoever packs disks makes none.
-const MOST_EMPTY: u32 = 1000;
-/// Packed bytes from which nothing may come. In gzip that is a header, in zstd a frame that is passed over, as a table of all
-/// frames.
+/// Packed bytes from which nothing may come. In gzip that is a header, in lz4 a block and its header, in zstd a frame that is passed
+/// over, as a table of all frames.
 const MOST_BARREN_GZIP: u64 = 1 << 20;
+const MOST_BARREN_LZ4: u64 = 16 << 20;
 const MOST_BARREN_ZSTD: u64 = 256 << 20;
 /// The first bytes of a member of gzip.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 8];
@@ -69,41 +66,14 @@ impl Packing {
     ) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
             Self::Gzip => Yielding::decoder(input, MOST_BARREN_GZIP, |input| Gzip::new(input, on_tail)),
-            Self::Xz => Box::new(Xz { stream: None, input, empty: Empty::default() }),
+            Self::Xz => Box::new(Xz::new(input)),
             Self::Zstd => {
                 let context = zstd_context()?;
                 Yielding::decoder(input, MOST_BARREN_ZSTD, |input| Zstd::new(context, input))
             }
             Self::Bzip2 => Box::new(Bzip2::new(input)),
-            Self::Lz4 => {
-                let mut input = input;
-                skip_frames(&mut input)?;
-                Box::new(Lz4 { decoder: Some(frame_decoder(input)), empty: Empty::default() })
-            }
+            Self::Lz4 => Yielding::decoder(input, MOST_BARREN_LZ4, Lz4::new),
         })
-    }
-}
-
-fn damaged(what: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.into())
-}
-
-fn cut_off(packing: Packing) -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the {} stream is cut off", packing.name()))
-}
-
-/// Streams in a row that were empty.
-#[derive(Default)]
-struct Empty(u32);
-
-impl Empty {
-    /// A stream has ended after so many bytes.
-    fn note(&mut self, bytes: u64) -> io::Result<()> {
-        self.0 = if bytes == 0 { self.0 + 1 } else { 0 };
-        if self.0 > MOST_EMPTY {
-            return Err(damaged(format!("more than {MOST_EMPTY} streams in a row are empty")));
-        }
-        Ok(())
     }
 }
 
@@ -168,61 +138,6 @@ impl<R: BufRead> BufRead for Taken<R> {
     }
 }
 
-/// Streams of xz. The blocks of one are decoded on several threads where they tell their sizes.
-struct Xz<R> {
-    /// None between two streams.
-    stream: Option<Stream>,
-    input: R,
-    empty: Empty,
-}
-
-fn xz_stream() -> io::Result<Stream> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
-    let mut builder = MtStreamBuilder::new();
-    builder.threads(threads as u32).memlimit_threading(XZ_MEMORY_OF_THREADS).memlimit_stop(XZ_MEMORY);
-    Ok(builder.decoder()?)
-}
-
-impl<R: BufRead> Read for Xz<R> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        while !out.is_empty() {
-            let bytes = self.input.fill_buf()?;
-            let mut stream = if let Some(stream) = self.stream.take() {
-                stream
-            } else {
-                // Between streams there may be zeroes.
-                let zeroes = bytes.iter().take_while(|byte| **byte == 0).count();
-                if bytes.is_empty() {
-                    return Ok(0);
-                }
-                if zeroes > 0 {
-                    self.input.consume(zeroes);
-                    continue;
-                }
-                xz_stream()?
-            };
-            let ended = bytes.is_empty();
-            let (before_in, before_out) = (stream.total_in(), stream.total_out());
-            let action = if ended { Action::Finish } else { Action::Run };
-            let status = stream.process(bytes, out, action)?;
-            let (read, written) = (stream.total_in() - before_in, stream.total_out() - before_out);
-            self.input.consume(read as usize);
-            if status == Status::StreamEnd {
-                self.empty.note(stream.total_out())?;
-            } else {
-                self.stream = Some(stream);
-                if ended && written == 0 {
-                    return Err(cut_off(Packing::Xz));
-                }
-            }
-            if written > 0 {
-                return Ok(written as usize);
-            }
-        }
-        Ok(0)
-    }
-}
-
 /// Frames of zstd.
 struct Zstd<R> {
     context: DCtx<'static>,
@@ -272,7 +187,7 @@ impl<R: BufRead> Read for Zstd<R> {
                 return Ok(written);
             }
             if ended && self.within {
-                return Err(cut_off(Packing::Zstd));
+                return Err(cut_off(Packing::Zstd.name()));
             }
         }
         Ok(0)
@@ -307,7 +222,7 @@ impl<R: BufRead, T: FnMut()> Gzip<R, T> {
             return Ok(Some(GzDecoder::new(Cursor::new(first).chain(input))));
         }
         if !first.is_empty() && GZIP_MAGIC.starts_with(&first) {
-            return Err(cut_off(Packing::Gzip));
+            return Err(cut_off(Packing::Gzip.name()));
         }
         let seen = input.take(SEEN_TAIL).read_to_end(&mut first)?;
         if seen as u64 == SEEN_TAIL || first.iter().any(|byte| *byte != 0) {
@@ -386,7 +301,15 @@ impl<R: BufRead> Read for Watched<R> {
 struct Lz4<R: BufRead> {
     /// Of this frame: another may have blocks of another size, at which the decoder panics. Always there between two reads.
     decoder: Option<FrameDecoder<Watched<R>>>,
+    /// Whether what has no data was passed over in front of the first frame.
+    has_begun: bool,
     empty: Empty,
+}
+
+impl<R: BufRead> Lz4<R> {
+    fn new(input: R) -> Self {
+        Self { decoder: Some(frame_decoder(input)), has_begun: false, empty: Empty::default() }
+    }
 }
 
 /// Passes over frames that have no data.
@@ -403,7 +326,7 @@ fn skip_frames(input: &mut impl BufRead) -> io::Result<()> {
             .ok_or_else(|| damaged("the lz4 stream is followed by something else"))?;
         let rest = len - 8;
         if io::copy(&mut input.take(rest), &mut io::sink())? < rest {
-            return Err(cut_off(Packing::Lz4));
+            return Err(cut_off(Packing::Lz4.name()));
         }
     }
 }
@@ -415,6 +338,9 @@ fn frame_decoder<R: BufRead>(input: R) -> FrameDecoder<Watched<R>> {
 impl<R: BufRead> Read for Lz4<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while let Some(decoder) = &mut self.decoder {
+            if !std::mem::replace(&mut self.has_begun, true) {
+                skip_frames(&mut decoder.get_mut().input)?;
+            }
             let read = decoder.read(out)?;
             if read > 0 || out.is_empty() {
                 self.empty = Empty::default();
@@ -423,7 +349,7 @@ impl<R: BufRead> Read for Lz4<R> {
             self.empty.note(0)?;
             let input = decoder.get_mut();
             if input.ended {
-                return Err(cut_off(Packing::Lz4));
+                return Err(cut_off(Packing::Lz4.name()));
             }
             skip_frames(&mut input.input)?;
             if input.input.fill_buf()?.is_empty() {
@@ -438,7 +364,7 @@ impl<R: BufRead> Read for Lz4<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packed::samples::{content, pack};
+    use crate::packed::samples::{content, cpu_time, pack};
 
     fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
@@ -511,6 +437,35 @@ mod tests {
         let skipped = [0x53, 0x2a, 0x4d, 0x18, 0, 0, 0, 0].repeat(2000);
         let zstd = [&pack("zstd -c -q", &content)[..], &skipped].concat();
         assert!(unpack(&zstd).unwrap_err().to_string().contains("empty"));
+    }
+
+    /// Within one stream, too.
+    #[test]
+    fn blocks_without_end_that_are_empty_are_refused() {
+        let skipped =
+            [&pack("lz4 -c -q", b"x")[..], &[0x53, 0x2a, 0x4d, 0x18, 0, 0, 0, 0].repeat(4 << 20)].concat();
+        let mut block = vec![2, 0, 0x21, 1, 0, 0, 0, 0];
+        let mut sum = flate2::Crc::new();
+        sum.update(&block);
+        block.extend(sum.sum().to_le_bytes());
+        // The end of its data, and what fills it up.
+        block.extend([0; 4]);
+        let xz = [&pack("xz -c --check=none", b"")[..12], &block.repeat(1 << 20)].concat();
+        // The same with its sizes: one byte, from which nothing comes.
+        let mut block = vec![2, 0xc0, 1, 0, 0x21, 1, 0, 0];
+        let mut sum = flate2::Crc::new();
+        sum.update(&block);
+        block.extend(sum.sum().to_le_bytes());
+        block.extend([0; 4]);
+        let sized = [&pack("xz -c --check=none", b"")[..12], &block.repeat(1 << 20)].concat();
+        for (name, packed) in [("skipped lz4", skipped), ("xz", xz), ("xz with sizes", sized)] {
+            let before = cpu_time();
+            let refusal = unpack(&packed).unwrap_err().to_string();
+            let is_refused = refusal.contains("hold nothing") || refusal.contains("are empty");
+            assert!(is_refused, "{name}: {refusal}");
+            let took = cpu_time() - before;
+            assert!(took.as_secs_f64() < 1.0, "{name}: {took:?} of processor time");
+        }
     }
 
     #[test]

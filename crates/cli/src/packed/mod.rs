@@ -8,6 +8,7 @@ mod decode;
 mod decoding;
 mod manifest;
 mod ovf;
+mod parts;
 mod pieces;
 mod range_reader;
 mod recent;
@@ -19,6 +20,7 @@ mod stream;
 mod tar;
 mod told_length;
 mod window;
+mod xz;
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -120,12 +122,12 @@ fn spill_directory(target: &Path) -> PathBuf {
     }
 }
 
-/// Unpacks a source, if it is packed, or begins to: the name in `spec` leads to what it holds from then on. `target` is what
-/// will be written. `reader` is asked for if the source is packed.
+/// Unpacks a source, if it is packed, or begins to: the name in `spec` leads to what it holds from then on. `targets` are
+/// the files that will be written, that of the image first. `reader` is asked for if the source is packed.
 pub(crate) fn prepare(
     args: &PackedArgs,
     spec: &mut ImageSpec,
-    target: &Path,
+    targets: &[&Path],
     reader: impl Fn() -> Result<Reader, Failure>,
     watch: &Watch,
 ) -> Result<Prepared, Failure> {
@@ -154,7 +156,7 @@ pub(crate) fn prepare(
     let bytes = Arc::new(Pieces::of(Range { start: 0, len: original.len() }));
     let mut layer = Layer { bytes, file: Arc::new(file), is_whole: false };
     let (mut layers, mut member_found) = (0, false);
-    let is_target = || {
+    let is_original = |target: &&Path| {
         std::fs::metadata(target)
             .is_ok_and(|found| (found.dev(), found.ino()) == (original.dev(), original.ino()))
     };
@@ -173,7 +175,10 @@ pub(crate) fn prepare(
                 layers += 1;
                 break;
             }
-            let (directory, most) = (spill_directory(target), args.most_of_image(reader.target_size));
+            let (directory, most) = (
+                spill_directory(targets.first().unwrap_or(&Path::new(""))),
+                args.most_of_image(reader.target_size),
+            );
             layer = Layer::unpack(&source, &directory, most, watch).map_err(|reason| match reason {
                 Some(reason) => fail(&reason),
                 None => Failure::interrupted(),
@@ -197,8 +202,10 @@ pub(crate) fn prepare(
     if layers == 0 {
         return Ok(Prepared::default());
     }
-    if is_target() {
-        return Err(fail("it is the target, too, and writing it would destroy it: give another target"));
+    if targets.iter().any(is_original) {
+        return Err(fail(
+            "it is a file of the target, too, and writing it would destroy it: give another target",
+        ));
     }
     let mut prepared = Prepared::default();
     let unpacked = if let Some((source, reader)) = streamed {

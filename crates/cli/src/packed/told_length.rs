@@ -3,6 +3,7 @@
 
 use super::decode::Packing;
 use super::decoding::Source;
+use super::parts::take_number;
 use std::io;
 use zebu::skippable_frame;
 
@@ -158,20 +159,6 @@ fn sums_of_index(index: &[u8]) -> Option<(u64, u64)> {
         unpacked = unpacked.checked_add(take_number(&mut rest)?)?;
     }
     Some((packed, unpacked))
-}
-
-/// A number in groups of seven bits, the lowest first.
-fn take_number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..63).step_by(7) {
-        let byte;
-        (byte, *bytes) = bytes.split_first()?;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(number);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -50,6 +50,8 @@ struct Running {
     source_cache: Cell<Option<CacheUse>>,
     /// Bytes of its buffers.
     memory: u64,
+    /// Bytes of a logical sector of the disk, of which the target does not tell.
+    logical_sector: u32,
     state: RefCell<State>,
 }
 
@@ -155,6 +157,7 @@ impl Backups {
             target_cache,
             source_cache: Cell::new(None),
             memory: memory.bytes(),
+            logical_sector: source.logical_sector_size(),
             state: RefCell::new(State::Starting),
         });
         self.remember(running.clone());
@@ -328,6 +331,7 @@ fn ways(running: &Running) -> Value {
         "backup": running.number,
         "target-cache": running.target_cache.name(),
         "memory": running.memory,
+        "logical-sector-size": running.logical_sector,
     });
     if let Some(source) = running.source_cache.get() {
         ways["source-cache"] = source.name().into();

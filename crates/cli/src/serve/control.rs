@@ -232,8 +232,16 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
     Ok(json!({ "bitmaps": list }))
 }
 
+/// Exports that are told of where another one is asked for.
+const MOST_NAMES: usize = 8;
+
 fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
-    exports.find(name).ok_or_else(|| format!("there is no export '{name}'"))
+    exports.find(name).ok_or_else(|| {
+        let names: Vec<String> = exports.iter().map(|export| format!("'{}'", export.name())).collect();
+        let more = if names.len() > MOST_NAMES { ", and more" } else { "" };
+        let told = names[..names.len().min(MOST_NAMES)].join(", ");
+        format!("there is no export '{name}' (there are {told}{more}; '' is the first one)")
+    })
 }
 
 async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, String> {

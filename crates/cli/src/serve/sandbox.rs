@@ -31,7 +31,7 @@ pub(crate) struct Outcome {
 }
 
 /// From now on, the process has the system calls of `system_calls.rs` only, and no thread of it can open, make or remove
-/// files, but open those of `cache`, the directory of a cache, and read `devices`, its own; nor bind or connect TCP sockets,
+/// files, but open those of `cache`, the objects of a cache, and read `devices`, its own; nor bind or connect TCP sockets,
 /// send signals to other processes, nor gain rights by running programs. What is open stays usable.
 pub(crate) fn enter(cache: Option<&Path>, devices: &[&Path]) -> Outcome {
     let mut outcome = Outcome::default();

@@ -9,6 +9,7 @@ use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
 use crate::size::size_argument;
 use crate::values::{Discard, caches, discard_argument, formats};
+use clap::ArgGroup;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -21,9 +22,10 @@ const CLIENTS: &str = "Clients";
 
 /// Arguments of `zebu serve`.
 #[derive(Debug, Clone, clap::Args)]
+#[command(group(ArgGroup::new("way").required(true).multiple(true).args(["nbd", "vhost_user_blk", "fuse", "ublk", "nbd_device"])))]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
-    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS, required_unless_present_any = ["vhost_user_blk", "fuse", "ublk", "nbd_device"])]
+    #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS)]
     pub(crate) nbd: Vec<Address>,
 
     /// Attach an image to a virtual machine monitor as a vhost-user-blk device with this socket; may be given more than

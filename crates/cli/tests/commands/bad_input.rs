@@ -590,3 +590,46 @@ fn names_in_json_lead_to_no_file_of_that_name() {
     let name = "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"a.qcow2\"},\"backing\":null}";
     assert_eq!(scratch.zebu(&["info", "--output=json", name]).ok().json()["virtual-size"], 1 << 20);
 }
+
+/// Words that led people astray: the name of a temporary file, a name said twice, a reason that is not true.
+#[test]
+fn failures_are_told_once_and_as_they_are() {
+    let scratch = Scratch::new();
+    scratch.write("disk", &noise(1 << 20, 1));
+    for (line, has, has_not) in [
+        (
+            "convert -f raw -O vdi -o block_size=3 disk out",
+            &["'out'", "VDI block size 3"][..],
+            &[".zebu-"][..],
+        ),
+        ("convert -f raw -O vhdx -o log_size=3 disk out", &["'out'", "VHDX log size 3"], &[".zebu-"]),
+        ("convert -f raw -O qcow2 disk disk", &["'disk'", "would destroy"], &["reading"]),
+        ("convert -f raw -O raw disk no/out", &["'no/out'", "No such file"], &["(os error", ": no/out"]),
+        ("snapshot -c a disk", &["'disk'", "no snapshots", "convert it to qcow2"], &[]),
+        ("bitmap --add disk b", &["'disk'", "no bitmaps", "convert it to qcow2"], &[]),
+        ("check disk", &["'disk' was taken for raw"], &[]),
+        ("info htp://h/x", &["'htp'", "http"], &["local files only"]),
+        (
+            "info --image-opts driver=throttle,file.filename=disk",
+            &["Unknown driver 'throttle'"],
+            &["file format"],
+        ),
+        ("covnert disk out", &["did you mean 'convert'?"], &[]),
+        ("serve disk", &["--nbd", "--fuse", "--vhost-user-blk"], &[]),
+    ] {
+        let ran = scratch.zebu(&words(line));
+        let first = ran.stderr.lines().next().unwrap_or_default();
+        assert!(ran.code != Some(0) && has.iter().all(|word| first.contains(word)), "{line}: {ran:#?}");
+        assert!(has_not.iter().all(|word| !first.contains(word)), "{line}: {ran:#?}");
+    }
+    for (line, is_warned) in [
+        ("create -q new.qcow2 1M", true),
+        ("create -q -f raw new.qcow2 1M", false),
+        ("convert -f raw disk new.vmdk", true),
+        ("convert -f raw -O raw disk new.vmdk", false),
+        ("create -q new.raw 1M", false),
+    ] {
+        let ran = scratch.zebu(&words(line)).ok();
+        assert_eq!(ran.stderr.contains("is a raw image"), is_warned, "{line}: {ran:#?}");
+    }
+}

@@ -110,7 +110,13 @@ fn nothing_is_made_over_a_file_of_the_chain() {
                     let text = line.replace("FILE", &target);
                     let ran = place.scratch.run(program, &words(&text));
                     let changed = place.restore();
-                    if ran.code != Some(1) || !changed.is_empty() || ran.stderr.lines().count() != 1 {
+                    let is_named = ran.stderr.contains(&format!("{target}'"))
+                        || ran.stderr.contains(&format!("{target}:"));
+                    if ran.code != Some(1)
+                        || !changed.is_empty()
+                        || ran.stderr.lines().count() != 1
+                        || !is_named
+                    {
                         wrong.push(format!("{program} {text}: changed {changed:?}, {ran:?}"));
                     }
                 }
@@ -139,6 +145,22 @@ fn names_in_images_are_followed_before_anything_is_made() {
     let described = "json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"mid\"}}";
     for name in ["file:mid", described] {
         let place = Place::new();
+        // One level further down as well: the names that lead there are images of the same kind.
+        place
+            .scratch
+            .zebu(&["create", "-q", "-f", "qcow2", "-u", "-b", name, "-F", "qcow2", "between", "1M"])
+            .ok();
+        for above in ["file:between", &described.replace("mid", "between")] {
+            place
+                .scratch
+                .zebu(&["create", "-q", "-f", "qcow2", "-u", "-b", above, "-F", "qcow2", "empty", "1M"])
+                .ok();
+            for lower in ["mid", "base"] {
+                let line = format!("create -q -f qcow2 -u -b empty -F qcow2 {lower} 1M");
+                place.scratch.zebu(&words(&line)).fails_naming(1, &["the chain", lower]);
+            }
+        }
+        assert!(place.restore().is_empty(), "{name}");
         place
             .scratch
             .zebu(&["create", "-q", "-f", "qcow2", "-u", "-b", name, "-F", "qcow2", "empty", "1M"])

@@ -157,6 +157,16 @@ fn the_sectors_of_a_vhdx_are_kept_and_told() {
         );
         std::fs::remove_file(scratch.file("out")).unwrap();
     }
+    // An overlay shows those of what it stands on, until it stands on something else.
+    scratch.zebu(&words("create -q -f qcow2 -b a.vhdx -F vhdx top")).ok();
+    scratch.zebu(&words("create -q -f qcow2 base 2M")).ok();
+    for line in ["rebase -b a.vhdx -F vhdx top", "rebase -b base -F qcow2 top", "rebase -b base -F qcow2 top"]
+    {
+        let is_lost = scratch.zebu(&words("info --backing-chain top")).stdout.contains("4096")
+            && line.contains("-b base");
+        let ran = scratch.zebu(&words(line)).ok();
+        assert_eq!(ran.stderr.contains("logical sectors of 4096 bytes"), is_lost, "{line}: {ran:#?}");
+    }
     let info = scratch.zebu(&words("info a.vhdx")).ok();
     assert!(info.stdout.contains("logical sector size: 4096"), "{info:#?}");
     let info = scratch.zebu(&words("info --output json a.vhdx")).ok();

@@ -158,7 +158,7 @@ pub async fn commit_images(
     let qcow2 = top.qcow2("backing files")?;
     // The names of images between top and base are the user's to look after, as are their contents afterwards.
     let after = if top.backing().is_some() { AfterCommit::Keep } else { options.after };
-    let (size, backup) = (top.virtual_size(), top.backup_id());
+    let (size, backup) = (top.virtual_size(), top.backup_id_above(base.backup_id().into()));
     if base.virtual_size() < size {
         base.resize(worker, size.next_multiple_of(512), Shrink::Refuse, Preallocation::Off).await?;
     }
@@ -176,7 +176,7 @@ pub async fn commit_images(
     if let Some(backup) = backup.filter(|_| base.virtual_size() == size) {
         // It holds what that backup does.
         base.flush(worker).await?;
-        base.mark_as_backup(worker, backup).await?;
+        base.mark_as_backup(worker, backup, base.footing()).await?;
     }
     if after == AfterCommit::Empty {
         let qcow2 = qcow2.clone();

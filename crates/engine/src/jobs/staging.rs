@@ -111,7 +111,9 @@ pub(super) fn from_io(path: &Path, what: &str, error: &io::Error) -> Error {
         _ => ErrorKind::Io,
     };
     let errno = error.raw_os_error();
-    let error = Error::new(kind, format!("{what}: {error}")).on(path);
+    let text = error.to_string();
+    let reason = text.split(" (os error").next().unwrap_or_default();
+    let error = Error::new(kind, format!("{what}: {reason}")).on(path);
     match errno {
         Some(errno) => error.with_errno(errno),
         None => error,

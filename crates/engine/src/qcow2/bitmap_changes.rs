@@ -5,7 +5,7 @@ use crate::qcow2::bitmaps::{BitmapChange, Bits};
 use crate::qcow2::state::Qcow2;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use zebu_qcow2::BackupId;
+use zebu_qcow2::BackupMark;
 use zebu_storage::Worker;
 
 impl Qcow2 {
@@ -24,10 +24,10 @@ impl Qcow2 {
     pub(crate) async fn mark_as_backup(
         self: &Arc<Self>,
         worker: &Worker,
-        backup: Option<BackupId>,
+        mark: Option<BackupMark>,
     ) -> Result<bool> {
         self.before_metadata_write(worker).await?;
-        self.on_own_worker(worker, move |me, on| async move { me.write_backup_mark(&on, backup).await }).await
+        self.on_own_worker(worker, move |me, on| async move { me.write_backup_mark(&on, mark).await }).await
     }
 
     /// The bits of the bitmap of this name, read if they were not yet. For one that records writes they change with

@@ -39,7 +39,7 @@ impl Qcow2 {
 
     /// Does what is needed before the disk changes.
     async fn prepare_data(&self, worker: &Worker) -> Result<()> {
-        if self.backup_id().is_some() && !sabotage::is(Fault::KeepBackupMark) {
+        if self.backup_mark().is_some() && !sabotage::is(Fault::KeepBackupMark) {
             // It is no longer what that backup was.
             self.write_backup_mark(worker, None).await?;
         }

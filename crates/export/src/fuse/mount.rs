@@ -10,6 +10,7 @@ use crate::memory_budget::{Due, MemoryBudget};
 use crate::pool::WorkerPool;
 use crate::stop::Stop;
 use fuser::{Config, Filesystem, InitFlags, KernelConfig, MountOption, Session, SessionACL};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs::{self, File};
@@ -92,9 +93,14 @@ impl FuseMount {
     /// it is served ([`FuseMount::serve`]).
     ///
     /// # Errors
-    /// The file can't be made or mounted over, or another image is mounted there.
+    /// The file can't be made or mounted over, or another image is mounted there, or about to be.
     pub fn over(path: &Path, export: &Arc<Export>, config: FuseConfig) -> Result<Self, ExportError> {
         let fail = |source: io::Error| failure(export, path, source);
+        let taken = || {
+            let why =
+                "an image is mounted there already: give another file, or end the server that serves it";
+            fail(io::Error::new(io::ErrorKind::AlreadyExists, why))
+        };
         let is_ours = match File::create_new(path) {
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -105,9 +111,17 @@ impl FuseMount {
         };
         // Before anything else is asked of it, which could wait for it to be served.
         if !is_ours && fs::canonicalize(path).is_ok_and(is_zebu) {
-            let why =
-                "an image is mounted there already: give another file, or end the server that serves it";
-            return Err(fail(io::Error::new(io::ErrorKind::AlreadyExists, why)));
+            return Err(taken());
+        }
+        if !fs::metadata(path).map_err(fail)?.is_file() {
+            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+        }
+        // Of two at the same moment, one has the file below, and the other finds it locked or mounted over.
+        let below = File::open(path).map_err(fail)?;
+        if flock(&below, FlockOperation::NonBlockingLockExclusive).is_err()
+            || fs::canonicalize(path).is_ok_and(is_zebu)
+        {
+            return Err(taken());
         }
         let mut mount = Self {
             export: Arc::clone(export),
@@ -121,10 +135,6 @@ impl FuseMount {
             memory: config.memory,
             log: config.log,
         };
-        let metadata = fs::metadata(path).map_err(fail)?;
-        if !metadata.is_file() {
-            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
-        }
         mount.path = fs::canonicalize(path).map_err(fail)?;
         let mut options = Config::default();
         options.mount_options = vec![

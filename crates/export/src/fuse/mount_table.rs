@@ -1,5 +1,6 @@
 //! The mount over a path (proc_pid_mountinfo(5)).
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsString;
@@ -21,12 +22,23 @@ pub struct MountedOver {
     pub file_system: String,
     /// Its source; of an image that is mounted, the image.
     pub source: String,
+    /// The number of the mount, which no other gets until the system starts anew; since Linux 6.8.
+    pub unique: Option<u64>,
 }
 
 /// Looks what is mounted over a path without symbolic links. Nobody is asked who would have to serve it.
 pub fn mounted_over(path: &Path) -> Option<MountedOver> {
     let mounts = fs::read("/proc/self/mountinfo").ok()?;
-    mounts.split(|byte| *byte == b'\n').filter_map(|line| entry(line, path)).next_back()
+    let found = mounts.split(|byte| *byte == b'\n').filter_map(|line| entry(line, path)).next_back()?;
+    Some(MountedOver { unique: unique_number(path), ..found })
+}
+
+/// The number of the mount over a path that no other mount had or will have. The numbers of mounts and devices are given anew.
+fn unique_number(path: &Path) -> Option<u64> {
+    const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    // Nothing is asked for that only the file system knows.
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW, MNT_ID_UNIQUE).ok()?;
+    (found.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(found.stx_mnt_id)
 }
 
 /// Unmounts what is mounted over a path. Programs that only look at it, as `df` does, are waited for.
@@ -53,7 +65,12 @@ fn entry(line: &[u8], path: &Path) -> Option<MountedOver> {
     }
     // Behind fields that may be there or not.
     let mut behind = fields.skip_while(|field| *field != b"-").skip(1);
-    Some(MountedOver { device, file_system: text(behind.next()?), source: text(behind.next()?) })
+    Some(MountedOver {
+        device,
+        file_system: text(behind.next()?),
+        source: text(behind.next()?),
+        unique: None,
+    })
 }
 
 /// Without the octal escapes of blanks and backslashes.
@@ -87,6 +104,7 @@ mod tests {
             device: "0:98".into(),
             file_system: "fuse.zebu".into(),
             source: "disk.qcow2".into(),
+            unique: None,
         };
         assert_eq!(entry(line, "/mnt/a b".as_ref()), Some(mounted));
         assert_eq!(entry(line, "/mnt/a".as_ref()), None);

@@ -135,13 +135,19 @@ impl Descriptor {
 const ENCODING: &str = "encoding";
 
 /// The text in the encoding that it tells, or else in UTF-8. What is none there becomes [`char::REPLACEMENT_CHARACTER`].
+///
+/// Tools that edit such a text on other systems write names in UTF-8, and leave the code page of Windows that is told.
+/// Other text in one of these is no UTF-8.
 fn decoded(bytes: &[u8]) -> Cow<'_, str> {
     let told = bytes.split(|byte| *byte == b'\n').find_map(|line| {
         let (key, value) = std::str::from_utf8(line).ok()?.split_once('=')?;
         (key.trim() == ENCODING).then(|| value.trim().trim_matches('"'))
     });
     let encoding = told.and_then(encoding).unwrap_or(UTF_8);
-    encoding.decode_without_bom_handling(bytes).0
+    match std::str::from_utf8(bytes) {
+        Ok(text) if encoding.is_single_byte() => Cow::Borrowed(text),
+        _ => encoding.decode_without_bom_handling(bytes).0,
+    }
 }
 
 /// The encoding of a name that VMware uses: those of the web, and numbers of code pages of Windows.
@@ -265,6 +271,7 @@ mod tests {
             ("EUC-KR", b"\xb0\xa1", "가"),
             ("windows-1251", b"\xc4\xe8\xf1\xea", "Диск"),
             ("cp1252", b"M\xfcller", "Müller"),
+            ("windows-1252", "Müller 仮想".as_bytes(), "Müller 仮想"),
             ("UTF-8", "Müller".as_bytes(), "Müller"),
         ] {
             let found = Descriptor::parse(&line(encoding, name)).unwrap();

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const STATE: &str = "state";
+const OBJECTS: &str = "objects";
 /// Bytes of `state`.
 const STATE_LEN: u64 = 4096;
 const MAGIC: &[u8; 8] = b"zebucach";
@@ -85,6 +86,7 @@ pub(super) struct Counters {
 
 /// A directory with ranges of objects.
 pub struct RangeCache {
+    /// That of the objects, with nothing else in it.
     path: PathBuf,
     size: u64,
     report: Report,
@@ -179,9 +181,17 @@ impl RangeCache {
         let mut open = OpenOptions::new();
         open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let state = open.open(path.join(STATE)).map_err(failed)?;
+        let objects = Self::objects_in(path);
+        match std::fs::DirBuilder::new().mode(0o700).create(&objects) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+        if !std::fs::symlink_metadata(&objects).map_err(failed)?.is_dir() {
+            return Err(fail(libc::ENOTDIR, "'objects' in it is no directory"));
+        }
         let workers = Workers::start().map_err(failed)?;
         let cache = Self {
-            path: path.to_owned(),
+            path: objects,
             size: options.size,
             report: options.report,
             shared: Mutex::new(Shared { state, objects: Vec::new(), stock_taken: Instant::now() }),
@@ -201,6 +211,11 @@ impl RangeCache {
             cache.make_room(&mut locked, 0);
         }
         Ok(Arc::new(cache))
+    }
+
+    /// The directory below that of a cache in which files are opened while it is used: those of objects.
+    pub fn objects_in(path: &Path) -> PathBuf {
+        path.join(OBJECTS)
     }
 
     /// Counters since it was opened.

@@ -223,7 +223,7 @@ impl Partial {
         options: &BackupOptions,
     ) -> Result<(u64, Option<String>, Option<BackupId>)> {
         let marked = match &options.bitmap {
-            Some(_) => self.mark(worker).await,
+            Some(_) => self.image.mark_as_backup(worker, new_backup_id()?, self.image.footing()).await,
             None => Ok(None),
         };
         let closed = self.image.close(worker).await;
@@ -236,10 +236,6 @@ impl Partial {
         worker.run_blocking(move || publish(&partial, &target)).await?;
         dispose_of_manifest(worker, options, &self.claim).await?;
         Ok((length, options.knows_all_hashes().then_some(hash), backup))
-    }
-
-    async fn mark(&self, worker: &Worker) -> Result<Option<BackupId>> {
-        self.image.mark_as_backup(worker, new_backup_id()?).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! The persistent bitmap of a live backup: while the copy of the disk is made, the copy has its bits.
 
-use crate::backups::{Belonging, check_base, new_backup_id};
+use crate::backups::{Belonging, Footing, check_base, new_backup_id};
 use crate::qcow2::bitmaps::{BackupEnd, BitmapChange, Bits, FirstBits, Recording};
 use crate::qcow2::state::Qcow2;
 use crate::sync::Mutex;
@@ -47,6 +47,8 @@ pub(super) struct FrozenBitmap {
     qcow2: Arc<Qcow2>,
     name: String,
     bits: Arc<Bits>,
+    /// The backup that the copy stands on.
+    previous: Option<BackupId>,
     /// The mark of the copy, once it is complete.
     backup: Mutex<Option<BackupId>>,
 }
@@ -81,7 +83,7 @@ impl FrozenBitmap {
             check_previous(source, target, found, previous)?;
         }
         let bits = qcow2.lend_bits(worker, &name).await?;
-        Ok(Self { qcow2: qcow2.clone(), name, bits, backup: Mutex::new(None) })
+        Ok(Self { qcow2: qcow2.clone(), name, bits, previous, backup: Mutex::new(None) })
     }
 
     pub(super) fn bits(&self) -> &Bits {
@@ -90,7 +92,11 @@ impl FrozenBitmap {
 
     /// Marks the copy, which is complete, as a backup that the bitmap goes on from.
     pub(super) async fn mark(&self, worker: &Worker, target: &Image) -> Result<()> {
-        let backup = target.mark_as_backup(worker, new_backup_id()?).await?;
+        let beneath = match (target.unopened(), self.previous) {
+            (Footing::Unknown, previous) => previous.into(),
+            (known, _) => known,
+        };
+        let backup = target.mark_as_backup(worker, new_backup_id()?, beneath).await?;
         *self.backup.lock() = backup;
         Ok(())
     }

@@ -13,6 +13,7 @@ pub use options::{RebaseOptions, RebaseReport};
 
 use super::convert::TargetClusters;
 use super::pipeline;
+use crate::backups::Footing;
 use crate::compress::Bursts;
 use crate::image::Clusters;
 use crate::progress::{Phase, Tracker};
@@ -97,7 +98,8 @@ pub async fn rebase(
     image.set_backing(worker, reference).await?;
     if let Some(backup) = backup {
         // It shows what it did.
-        image.mark_as_backup(worker, backup).await?;
+        let beneath = job.new.as_ref().map_or(Footing::Nothing, |new| new.backup_id().into());
+        image.mark_as_backup(worker, backup, beneath).await?;
     }
     Ok(job.report.get())
 }

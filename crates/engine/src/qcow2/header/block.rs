@@ -9,8 +9,8 @@ use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use crate::{Error, Result};
-use zebu_qcow2::header_edit::backup_id;
-use zebu_qcow2::{BackupId, Geometry, Header};
+use zebu_qcow2::header_edit::backup_mark;
+use zebu_qcow2::{BackupMark, Geometry, Header};
 use zebu_storage::{IoBuf, Worker};
 
 /// Offsets of the fields (qcow2 specification, "Header").
@@ -141,9 +141,9 @@ impl ImageHeader {
         self.files.barrier(worker, self.files.file()).await
     }
 
-    /// The backup that the image is, as the header says now.
-    pub(crate) fn backup_id(&self) -> Option<BackupId> {
-        backup_id(&self.block())
+    /// The mark of the backup that the image is, as the header says now.
+    pub(crate) fn backup_mark(&self) -> Option<BackupMark> {
+        backup_mark(&self.block())
     }
 
     /// Writes `new`, as long as the block, in its place. The mutex is held.

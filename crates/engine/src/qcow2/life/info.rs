@@ -5,7 +5,7 @@ use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::status::{BitmapInfo, ImageStats, Qcow2Info, SnapshotInfo};
 use zebu_qcow2::snapshot::SnapshotEntry;
-use zebu_qcow2::{Autoclear, BackupId, Compatible, Encryption, Header, Incompatible};
+use zebu_qcow2::{Autoclear, BackupMark, Compatible, Encryption, Header, Incompatible};
 
 pub(crate) fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotInfo {
     SnapshotInfo {
@@ -25,7 +25,7 @@ pub(crate) fn qcow2_info(
     header: &Header,
     snapshots: &[SnapshotEntry],
     bitmaps: Vec<BitmapInfo>,
-    backup_id: Option<BackupId>,
+    backup: Option<BackupMark>,
 ) -> Qcow2Info {
     let geometry = header.geometry();
     let incompatible = header.incompatible();
@@ -56,7 +56,8 @@ pub(crate) fn qcow2_info(
         data_file_raw: header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA),
         snapshots: snapshots.iter().map(|entry| snapshot_info(entry, header)).collect(),
         bitmaps,
-        backup_id,
+        backup_id: backup.map(|mark| mark.id),
+        backup_stands_on: backup.and_then(|mark| mark.stands_on),
         full_cache_bytes: full_cache_bytes(header),
         limitations,
     }
