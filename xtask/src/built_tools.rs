@@ -31,12 +31,28 @@ const MINIO: Tool = Tool {
 /// The runner of tests.
 const NEXTEST: Tool = Tool { program: "cargo-nextest", version: "0.9.151", source: Source::Crate };
 
+/// The lister of what a program is made of.
+const CYCLONEDX: Tool = Tool { program: "cargo-cyclonedx", version: "0.5.7", source: Source::Crate };
+
 /// The place where programs that are not Debian's are looked for.
 const PATH: &str = "/usr/local/bin";
+
+/// The folder of what is built or fetched once.
+pub(crate) fn cache() -> Outcome<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+    let cache = cache.ok_or("neither HOME nor XDG_CACHE_HOME is set: there is no place for tools")?;
+    Ok(cache.join("zebu-tools"))
+}
 
 /// The runner of tests, built if it is not here yet.
 pub(crate) fn nextest() -> Outcome<PathBuf> {
     NEXTEST.ensure(Path::new(""))
+}
+
+/// The lister of what a program is made of, built if it is not here yet.
+pub(crate) fn cyclonedx() -> Outcome<PathBuf> {
+    CYCLONEDX.ensure(Path::new(""))
 }
 
 /// Builds the servers that are not on the PATH in the version that tests want. `go` says how Go is installed.
@@ -57,14 +73,8 @@ pub(crate) fn servers(go: impl FnOnce() -> Outcome<PathBuf>) -> Outcome {
 impl Tool {
     /// The file that holds this version.
     fn kept(&self) -> Outcome<PathBuf> {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-        let cache = cache.ok_or("neither HOME nor XDG_CACHE_HOME is set: there is no place for tools")?;
-        Ok(cache
-            .join("zebu-tools")
-            .join(format!("{}-{}", self.program, self.version))
-            .join("bin")
-            .join(self.program))
+        let folder = cache()?.join(format!("{}-{}", self.program, self.version));
+        Ok(folder.join("bin").join(self.program))
     }
 
     /// Tells whether the program on the PATH is the kept one.

@@ -13,6 +13,7 @@ mod miri;
 mod mutants;
 mod nextest;
 mod nightly;
+mod package;
 mod run_log;
 mod sanitize;
 mod setup;
@@ -97,6 +98,8 @@ enum Command {
     Msrv,
     /// Pack the crates that are published, and build what was packed as a static binary (musl)
     Publish(PublishArgs),
+    /// Make everything that a release consists of: archives, packages, repositories, a container image, sums
+    Package(package::PackageArgs),
 }
 
 #[derive(Args)]
@@ -146,6 +149,7 @@ fn main() -> ExitCode {
         Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
+        Command::Package(args) => package::command(&args),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish(),
         Command::Publish(PublishArgs { dry_run: false }) => {
             Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())

@@ -20,6 +20,10 @@ pub(crate) enum Need {
     Everything,
     /// A Ceph cluster of one node, and QEMU's driver for it.
     Ceph,
+    /// The packages of a release.
+    Release,
+    /// Clean systems that packages are installed in.
+    Trial,
 }
 
 impl Need {
@@ -43,7 +47,11 @@ const TOOLS: &[Tool] = &[
     Tool { program: "mkfs.xfs", package: "xfsprogs", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "mkfs.btrfs", package: "btrfs-progs", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "strace", package: "strace", needs: &[Need::Tests, Need::Everything] },
-    Tool { program: "musl-gcc", package: "musl-tools", needs: &[Need::Tests, Need::Everything] },
+    Tool {
+        program: "musl-gcc",
+        package: "musl-tools",
+        needs: &[Need::Tests, Need::Everything, Need::Release],
+    },
     Tool { program: "fio", package: "fio", needs: &[Need::Tests, Need::Everything] },
     Tool {
         program: "qemu-system-x86_64",
@@ -73,6 +81,14 @@ const TOOLS: &[Tool] = &[
     Tool { program: "ceph-mon", package: "ceph-mon", needs: &[Need::Ceph] },
     Tool { program: "ceph-osd", package: "ceph-osd", needs: &[Need::Ceph] },
     Tool { program: "rbd", package: "ceph-common", needs: &[Need::Ceph] },
+    Tool { program: "llvm-objcopy", package: "llvm", needs: &[Need::Release] },
+    Tool { program: "dpkg-scanpackages", package: "dpkg-dev", needs: &[Need::Release] },
+    Tool { program: "rpmbuild", package: "rpm", needs: &[Need::Release] },
+    Tool { program: "createrepo_c", package: "createrepo-c", needs: &[Need::Release] },
+    Tool { program: "dnf", package: "dnf", needs: &[Need::Trial] },
+    Tool { program: "skopeo", package: "skopeo", needs: &[Need::Trial] },
+    Tool { program: "mmdebstrap", package: "mmdebstrap", needs: &[Need::Trial] },
+    Tool { program: "qemu-aarch64-static", package: "qemu-user-static", needs: &[Need::Trial] },
 ];
 
 /// QEMU's driver for RBD, below a directory of `/usr/lib`, and its package.
@@ -208,7 +224,7 @@ fn install(need: Need, packages: &[&'static str]) -> Outcome {
 fn install_from(packages: &[&'static str], suite: &str) -> Outcome {
     let configured = sources().iter().any(|file| fs::read_to_string(file).is_ok_and(|t| t.contains(suite)));
     if !configured {
-        let Some(stanza) = sources().iter().find_map(|file| backports_entry(file, suite)) else {
+        let Some(stanza) = sources_of(suite) else {
             println!("note: no entry to derive {suite} from; the packages come from the release itself");
             return Ok(());
         };
@@ -270,10 +286,14 @@ fn sources() -> Vec<PathBuf> {
     files
 }
 
-/// A deb822 stanza for the suite `wanted` (`bookworm-backports`) from the entry in `file` that holds the release.
-fn backports_entry(file: &Path, wanted: &str) -> Option<String> {
+/// A deb822 stanza for the suite `wanted` (`bookworm-backports`), derived from the entry of this machine's own release.
+pub(crate) fn sources_of(wanted: &str) -> Option<String> {
+    let Release { codename } = Release::read();
+    sources().iter().find_map(|file| entry(file, &codename, wanted))
+}
+
+fn entry(file: &Path, release: &str, wanted: &str) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
-    let release = wanted.strip_suffix("-backports")?;
     if file.extension()? == "sources" {
         from_stanzas(&text, release, wanted)
     } else {

@@ -7,6 +7,7 @@ use crate::bindings;
 use crate::interleave;
 use crate::iotests;
 use crate::nextest::{self, Tests};
+use crate::package;
 use crate::setup::{self, Need};
 use crate::tenth::{ROTATING, Tenth, is_shared_out, number_of};
 use crate::test_programs::{Qemu, TestPrograms, cargo_test};
@@ -135,6 +136,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
         optional("fuzz targets, a minute", move || fuzz_targets(tests)),
         optional("oldest supported Rust", move || oldest_rust(tests.tenth)),
         optional("packages and static binary", move || packages(tests.tenth)),
+        optional("release, installed in clean systems", move || release(tests.tenth)),
     ];
     let beside = vec![
         Lane { steps: run_tests, priority: Priority::First },
@@ -346,6 +348,16 @@ fn packages(tenth: Tenth) -> Outcome<Verdict> {
     match toolchain::musl_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => toolchain::publish().map(|()| Verdict::Passed),
+    }
+}
+
+fn release(tenth: Tenth) -> Outcome<Verdict> {
+    if !tenth.has(TENTH_OF_PACKAGES) {
+        return Ok(Verdict::Skipped(format!("made with --tenth {TENTH_OF_PACKAGES}, and by --long")));
+    }
+    match package::obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => package::try_all().map(|()| Verdict::Passed),
     }
 }
 

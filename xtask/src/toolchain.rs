@@ -164,11 +164,17 @@ pub(crate) fn musl_obstacle() -> Option<String> {
 
 /// Runs a program, and makes sure that it needs no library.
 fn is_static(program: &Path) -> Outcome {
+    has_no_loader(program)?;
+    run(Command::new(program).arg("--version"))
+}
+
+/// Makes sure that a program needs no library.
+pub(crate) fn has_no_loader(program: &Path) -> Outcome {
     let bytes = std::fs::read(program).map_err(|e| format!("{}: {e}", program.display()))?;
     if has_interpreter(&bytes) {
         return Err(format!("{} is not static: it names a dynamic loader", program.display()));
     }
-    run(Command::new(program).arg("--version"))
+    Ok(())
 }
 
 /// Whether a little-endian 64-bit ELF file has a `PT_INTERP` program header (elf(5)): a dynamic loader.

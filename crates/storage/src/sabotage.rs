@@ -1,7 +1,8 @@
 //! Deliberate faults: each takes one defence away, so that a test can show that it would be missed.
 //!
 //! The feature `test-faults` compiles them in; without it, [`is`] is a constant and costs nothing. One fault is active
-//! per thread, which is one simulated world: threads of other tests feel nothing.
+//! per thread, which is one simulated world: threads of other tests feel nothing. A program that a test starts has the one
+//! that `ZEBU_FAULT` names in all of its threads.
 
 /// A defence that is taken away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -264,6 +265,8 @@ pub enum Fault {
     CloseBesideReads,
     /// Snapshots: one that the header names gives its references back, if a write fails after that.
     LowerNamedSnapshot,
+    /// Block devices: a write is answered before its data is on its way.
+    AnswerBeforeData,
 }
 
 /// A limit of the engine that a test may lower.
@@ -326,6 +329,10 @@ impl Limit {
 mod active {
     use super::{Fault, Limit};
     use std::cell::Cell;
+    use std::sync::LazyLock;
+
+    /// Name of the fault that the whole process has.
+    static OF_PROCESS: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("ZEBU_FAULT").ok());
 
     thread_local! {
         static ACTIVE: Cell<Option<Fault>> = const { Cell::new(None) };
@@ -352,7 +359,8 @@ mod active {
     /// Whether this defence is taken away on this thread.
     #[inline]
     pub fn is(fault: Fault) -> bool {
-        let active = ACTIVE.get() == Some(fault);
+        let active = ACTIVE.get() == Some(fault)
+            || OF_PROCESS.as_deref().is_some_and(|name| name == format!("{fault:?}"));
         if active {
             FELT.set(FELT.get() + 1);
         }

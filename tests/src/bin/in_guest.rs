@@ -35,9 +35,9 @@ fn main() {
         ["nbd"] => nbd(),
         ["go-on", cache, flushed] => go_on(cache, flushed.parse().expect("a number")),
         ["look", cache, flushed] => look(cache, flushed.parse().expect("a number")),
-        ["recovery", kind, kills] => {
+        ["recovery", kind, kills, ref fault @ ..] => {
             let door = if kind == "ublk" { Door::UBLK } else { Door::NBD };
-            recovery(door, kills.parse().expect("a number"));
+            recovery(door, kills.parse().expect("a number"), fault.first().copied());
         }
         ref other => panic!("not known: {other:?}"),
     }
@@ -70,11 +70,17 @@ struct Served {
 impl Served {
     /// Starts `zebu serve` with these words, and waits until it is ready.
     fn start(words: &str) -> Self {
+        Self::start_under(None, words)
+    }
+
+    /// The same, with a deliberate fault.
+    fn start_under(fault: Option<&str>, words: &str) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let errors = Path::new(IMAGES).join(format!("errors-{}", NUMBER.fetch_add(1, Ordering::SeqCst)));
         let mut command = Command::new(zebu_program());
         command.arg("serve").args(words.split_whitespace()).current_dir(IMAGES).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(File::create(&errors).expect("a file"));
+        command.envs(fault.map(|fault| ("ZEBU_FAULT", fault)));
         let mut child = command.spawn().expect("zebu runs");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -429,8 +435,8 @@ fn nbd() {
     check("other.qcow2");
 }
 
-/// A file system whose server is killed again and again.
-fn recovery(door: Door, kills: u64) {
+/// A file system whose server is killed again and again. Those that take over may have a deliberate fault.
+fn recovery(door: Door, kills: u64, fault: Option<&str>) {
     let Door { option, device, .. } = door;
     let serve = |image: &str| format!("{option} --queues 2 -f qcow2 {image}");
     let recover = |image: &str| format!("{option} --recover --queues 2 -f qcow2 {image}");
@@ -457,7 +463,7 @@ fn recovery(door: Door, kills: u64) {
             } else if kill % 8 == 0 {
                 refused(&format!("serve {}", recover("other.qcow2")), "or to another image than this");
             }
-            served = Served::start(&recover("disk.qcow2"));
+            served = Served::start_under(fault, &recover("disk.qcow2"));
         }
         is_over.store(true, Ordering::SeqCst);
         (served, writer.join().expect("the writer has seen no error"))

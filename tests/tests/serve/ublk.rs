@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use zebu_storage::sabotage::Fault;
 use zebu_tests::device_guest::DeviceGuest;
 use zebu_tests::program::{finish, required};
 use zebu_tests::qemu::Qemu;
@@ -43,6 +44,25 @@ fn a_device_is_made_used_and_removed() {
 fn a_file_system_survives_the_kills_of_its_server() {
     let kills = std::env::var("ZEBU_KILLS").unwrap_or_else(|_| KILLS.to_owned());
     guest_does(&["recovery", "ublk", &kills]);
+}
+
+#[test]
+fn an_answer_before_the_data_is_caught() {
+    is_caught(Fault::AnswerBeforeData, &["recovery", "ublk", KILLS]);
+}
+
+/// Boots a guest whose servers have a fault, which must be seen in its files: those words pass without it.
+fn is_caught(fault: Fault, words: &[&str]) {
+    if Qemu::find().is_none() {
+        return;
+    }
+    let scratch = Scratch::new("ublk-fault");
+    let fault = format!("{fault:?}");
+    let words = [words, &[&fault]].concat();
+    let said = prepare(&scratch).run(&words, None).expect_err("nobody has missed anything");
+    eprintln!("{said}");
+    let signs = ["was flushed", "is torn", "e2fsck", "EXT4-fs error"];
+    assert!(signs.iter().any(|sign| said.contains(sign)), "{said}");
 }
 
 #[test]

@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zebu::{Access, Durability, ErrorKind, ZeroMode};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{DeviceCommand, IoBuf, IoBufs, Socket};
 
 /// Everything that is needed to serve a queue.
@@ -219,6 +220,15 @@ impl Queue {
                     let (result, bufs) = export.read(worker, offset, data.into()).await;
                     buf = self.joined(bufs, buf);
                     result
+                }
+                Ask::Write if sabotage::is(Fault::AnswerBeforeData) => {
+                    let data = IoBuf::copy_of(&buf.as_slice()[..len as usize]);
+                    let (export, own) = (Arc::clone(export), worker.clone());
+                    drop(worker.spawn(async move {
+                        own.sleep(Duration::from_millis(50)).await;
+                        let _ = export.image().write(&own, offset, data.into(), Durability::Volatile).await;
+                    }));
+                    Ok(())
                 }
                 Ask::Write => {
                     let data = buf.split_to(len as usize);

@@ -274,6 +274,7 @@ fn each_fault_has_to_be_caught_somewhere() {
     tests += &read(&crates.join("engine/src/qcow2/space/growth.rs"));
     tests += &read(&crates.join("engine/tests/embedding/vanished.rs"));
     tests += &read(&crates.join("engine/tests/simulated/schedules/caught.rs"));
+    tests += &read(&crates.join("../tests/tests/serve/ublk.rs"));
     for file in std::fs::read_dir(crates.join("engine/src/interleavings")).unwrap() {
         tests += &read(&file.unwrap().path());
     }
