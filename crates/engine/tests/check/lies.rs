@@ -69,7 +69,9 @@ fn written() -> Written {
         "discard 500k 64k",
     ]);
     image.snapshot(&["-c", "two"]);
-    let after = std::fs::read(image.path()).unwrap();
+    let mut after = std::fs::read(image.path()).unwrap();
+    // Packed data may end within a sector.
+    after.resize(after.len().next_multiple_of(SECTOR as usize), 0);
     image.assert_clean("before any lie");
     let raw = image.sibling("shown.raw");
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", image.path().to_str().unwrap(), raw.to_str().unwrap()]);
