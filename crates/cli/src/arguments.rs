@@ -1,12 +1,12 @@
 //! The options that several commands share, and the words that their values are.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::key_opts::{with_backing_keys, with_names};
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
-use crate::program;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
@@ -255,17 +255,19 @@ impl ImageArgs {
     /// command line.
     pub(crate) fn resolve(
         &self,
+        context: &Context,
         name: &OsStr,
         format: Option<Format>,
         cache: CacheMode,
         access: Access,
     ) -> Result<ImageSpec, Failure> {
-        self.resolve_with(name, format, cache, access, Sources::All)
+        self.resolve_with(context, name, format, cache, access, Sources::All)
     }
 
     /// The same with secrets from `sources` alone.
     pub(crate) fn resolve_with(
         &self,
+        context: &Context,
         name: &OsStr,
         format: Option<Format>,
         cache: CacheMode,
@@ -283,7 +285,7 @@ impl ImageArgs {
                 .refs(allowed_references(&self.allow_refs)?)
                 .remote(opener(&self.allow_refs)?)
                 .lock_wait(lock_wait())
-                .probe(program::called().probe())
+                .probe(context.dialect.probe())
                 .keys(self.keys(&secrets)),
             aio: None,
             discard: None,

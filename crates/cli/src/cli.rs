@@ -4,6 +4,7 @@ use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
     info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
 };
+use crate::context::Context;
 use crate::deferred::Deferred;
 use crate::examples;
 use crate::failure::Failure;
@@ -189,29 +190,29 @@ impl Command {
         }
     }
 
-    fn run(&self) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
         match self {
-            Command::Create(args) => create::run(args),
-            Command::Info(args) => info::run(args),
-            Command::Check(args) => check::run(args),
-            Command::Convert(args) => convert::run(args),
-            Command::Map(args) => map::run(args),
-            Command::Measure(args) => measure::run(args),
-            Command::Compare(args) => compare::run(args),
-            Command::Amend(args) => amend::run(args),
-            Command::Rebase(args) => rebase::run(args),
-            Command::Commit(args) => commit::run(args),
-            Command::Dd(args) => dd::run(args),
-            Command::Resize(args) => resize::run(args),
-            Command::Snapshot(args) => snapshot::run(args),
-            Command::Bitmap(args) => bitmap::run(args),
-            Command::Clone(args) => clone::run(args),
-            Command::Backup(args) => backup::run(args),
-            Command::Verify(args) => verify::run(args),
-            Command::Bench(args) => bench::run(args),
-            Command::Io(args) => io::run(args),
-            Command::Serve(args) => serve::run(args),
-            Command::Ctl(args) => ctl::run(args),
+            Command::Create(args) => create::run(args, context),
+            Command::Info(args) => info::run(args, context),
+            Command::Check(args) => check::run(args, context),
+            Command::Convert(args) => convert::run(args, context),
+            Command::Map(args) => map::run(args, context),
+            Command::Measure(args) => measure::run(args, context),
+            Command::Compare(args) => compare::run(args, context),
+            Command::Amend(args) => amend::run(args, context),
+            Command::Rebase(args) => rebase::run(args, context),
+            Command::Commit(args) => commit::run(args, context),
+            Command::Dd(args) => dd::run(args, context),
+            Command::Resize(args) => resize::run(args, context),
+            Command::Snapshot(args) => snapshot::run(args, context),
+            Command::Bitmap(args) => bitmap::run(args, context),
+            Command::Clone(args) => clone::run(args, context),
+            Command::Backup(args) => backup::run(args, context),
+            Command::Verify(args) => verify::run(args, context),
+            Command::Bench(args) => bench::run(args, context),
+            Command::Io(args) => io::run(args, context),
+            Command::Serve(args) => serve::run(args, context),
+            Command::Ctl(args) => ctl::run(args, context),
             Command::Attach(args) => attach::run(args),
             Command::Mount(args) => mount::run(args),
             Command::Devices(args) => devices::list(args),
@@ -226,25 +227,23 @@ impl Command {
 }
 
 /// Reads the command line of the program that was called, runs the command, prints what went wrong.
-pub(crate) fn main() -> ExitCode {
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    let called = arguments.first().map_or(Program::Zebu, |path| Program::by_path(path));
-    program::set(called);
-    match called {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
+    program::set(context.dialect);
+    match context.dialect {
         Program::Zebu => match Cli::try_parse_from(arguments) {
-            Ok(cli) => cli.finish(),
+            Ok(cli) => cli.finish(context),
             Err(error) => report_usage(&error),
         },
-        Program::QemuImg => qemu_names::qemu_img(arguments),
-        Program::QemuIo => qemu_names::qemu_io(arguments),
-        Program::QemuNbd => qemu_names::qemu_nbd(arguments),
+        Program::QemuImg => qemu_names::qemu_img(arguments, context),
+        Program::QemuIo => qemu_names::qemu_io(arguments, context),
+        Program::QemuNbd => qemu_names::qemu_nbd(arguments, context),
     }
 }
 
 impl Cli {
     /// Runs the command and prints what went wrong.
-    pub(crate) fn finish(&self) -> ExitCode {
-        match self.command.run() {
+    pub(crate) fn finish(&self, context: &Context) -> ExitCode {
+        match self.command.run(context) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => report(&failure, Some(self.command.name())),
         }

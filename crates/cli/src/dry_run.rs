@@ -43,7 +43,7 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
             } += extent.len;
         }
     }
-    estimate.remote = transfers();
+    estimate.remote = transfers(&session.context().disks);
     stdout::print(&match output {
         OutputFormat::Json => json::to_text(&estimate)?,
         OutputFormat::Human => format!(

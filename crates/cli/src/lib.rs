@@ -11,11 +11,13 @@ mod bench;
 mod cli;
 mod commands;
 mod compression;
+mod context;
 mod create_opts;
 mod damage_told;
 mod default_cache_mode;
 mod deferred;
 mod descriptors;
+mod disks;
 mod dry_run;
 mod encrypt_opts;
 mod encrypted_file;
@@ -70,6 +72,9 @@ mod uploads;
 mod values;
 mod watch;
 
+use context::Context;
+use program::Program;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Runs the program on the arguments of this process.
@@ -90,7 +95,9 @@ pub fn main() -> ExitCode {
 
 fn run() -> ExitCode {
     descriptors::raise_limit();
-    let code = cli::main();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let context = Context::new(arguments.first().map_or(Program::Zebu, |path| Program::by_path(path)));
+    let code = cli::main(arguments, &context);
     remote_disk::close_all();
     secrets::forget_pipes();
     code

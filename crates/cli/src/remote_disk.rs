@@ -1,9 +1,9 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
+use crate::disks::Disks;
 use crate::output::stderr;
 use crate::program;
 use crate::remote_cache::{self, CacheChoice, cached};
-use crate::uploads::{tell_uploads, upload_stats};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -306,7 +306,7 @@ fn with_option(error: RemoteError) -> IoError {
 }
 
 /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
-pub(crate) fn transfers() -> Option<RemoteTransfers> {
+pub(crate) fn transfers(disks: &Disks) -> Option<RemoteTransfers> {
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
         all.requests += one.requests;
@@ -316,7 +316,7 @@ pub(crate) fn transfers() -> Option<RemoteTransfers> {
         all.reconnects += one.reconnects;
         all
     });
-    let all = match (all, upload_stats()) {
+    let all = match (all, disks.uploads.stats()) {
         (all, None) => all,
         (all, Some(sent)) => {
             let mut all = all.unwrap_or_default();
@@ -347,7 +347,7 @@ pub(crate) struct RemoteTransfers {
 }
 
 /// Says what went over the network (`-v`), if anything did.
-pub(crate) fn tell_transfers() {
+pub(crate) fn tell_transfers(disks: &Disks) {
     remote_cache::tell();
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     for (_, disk) in opened.iter() {
@@ -370,7 +370,7 @@ pub(crate) fn tell_transfers() {
             stderr::tell(&format!("{name}: {what}: {failure}"));
         }
     }
-    tell_uploads();
+    disks.uploads.tell();
 }
 
 /// Has reads of all disks over the network go past all copies, while what is returned lives.

@@ -1,6 +1,7 @@
 //! The worker of a command, and its images.
 
 use crate::arguments::EngineArgs;
+use crate::context::Context;
 use crate::damage_told;
 use crate::failure::Failure;
 use crate::graph::{Filtered, filtered};
@@ -24,6 +25,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 /// One worker on the thread of the command.
 pub(crate) struct Session {
+    context: Context,
     worker: Worker,
     config: WorkerConfig,
     /// Whether the way of the I/O is told on standard error.
@@ -32,12 +34,17 @@ pub(crate) struct Session {
 
 impl Session {
     /// A worker as the command line asks for it; `image_aio`, which image options name, counts where it doesn't.
-    pub(crate) fn start(args: &EngineArgs, image_aio: Option<Aio>) -> Result<Self, Failure> {
-        Self::start_with_depth(args, image_aio, 0)
+    pub(crate) fn start(
+        context: &Context,
+        args: &EngineArgs,
+        image_aio: Option<Aio>,
+    ) -> Result<Self, Failure> {
+        Self::start_with_depth(context, args, image_aio, 0)
     }
 
     /// The same, with room for at least `depth` requests in flight.
     pub(crate) fn start_with_depth(
+        context: &Context,
         args: &EngineArgs,
         image_aio: Option<Aio>,
         depth: u32,
@@ -49,12 +56,17 @@ impl Session {
         if args.verbose {
             stderr::tell(&describe_worker(&worker));
         }
-        Ok(Self { worker, config, verbose: args.verbose })
+        Ok(Self { context: context.clone(), worker, config, verbose: args.verbose })
     }
 
     /// Has reads leave no page in the page cache that was not there before.
     pub(crate) fn read_uncached(&mut self) {
         self.worker = self.worker.reading_uncached();
+    }
+
+    /// The command line that this is the worker of.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// The worker.
@@ -224,7 +236,7 @@ impl Drop for Session {
         remote_cache::finish();
         remote_disk::tell_given_up();
         if self.verbose {
-            remote_disk::tell_transfers();
+            remote_disk::tell_transfers(&self.context.disks);
         }
     }
 }

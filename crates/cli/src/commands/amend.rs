@@ -1,6 +1,7 @@
 //! `zebu amend`: changes properties of an image in place.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
@@ -144,7 +145,7 @@ impl Wanted {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &AmendArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(&args.options)?;
     if args.options.iter().any(|text| asks_for_help(text)) {
         if program::called().is_qemu() && args.format.is_none() && args.filename.is_none() {
@@ -164,8 +165,8 @@ pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Must specify image file name"));
     };
     let wanted = Wanted::parse(&args.options).map_err(Failure::new)?;
-    let spec = args.image.resolve(filename, args.format, args.cache, Access::ReadWrite)?;
-    let session = Session::start(&args.engine, spec.aio)?;
+    let spec = args.image.resolve(context, filename, args.format, args.cache, Access::ReadWrite)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     if wanted.key_slots.is_given() {
         let changed = change_keys(args, &session, &spec, &wanted);

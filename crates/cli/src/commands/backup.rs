@@ -5,7 +5,9 @@ mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
+use crate::disks::Disks;
 use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -183,17 +185,17 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if args.previous.is_some() && args.previous_manifest.is_none() && args.bitmap.is_none() {
         return Err(Failure::usage("--previous needs --bitmap or --previous-manifest"));
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let cache = args.source_cache.unwrap_or_default();
-    let mut spec = args.image.resolve(&args.source, args.source_format, cache, access)?;
+    let mut spec = args.image.resolve(context, &args.source, args.source_format, cache, access)?;
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let source = DefaultCacheMode::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
     if args.source_cache.is_none() && args.skip_errors {
         DefaultCacheMode::for_damaged_source(&session, &mut spec);
@@ -266,7 +268,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&args.target);
     }
-    tell(args, &report)
+    tell(args, context, &report)
 }
 
 /// Makes the backup, wherever it goes.
@@ -312,7 +314,7 @@ fn back_up(
 }
 
 /// Prints what was done.
-fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
+fn tell(args: &BackupArgs, context: &Context, report: &BackupReport) -> Result<u8, Failure> {
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     if let (Some(bitmap), Some(previous), 1..) = (&args.bitmap, &args.previous, report.compared) {
         stderr::tell(&format!(
@@ -331,13 +333,13 @@ fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(report),
-            OutputFormat::Json => json::to_text(&json_report(report))?,
+            OutputFormat::Json => json::to_text(&json_report(&context.disks, report))?,
         })?;
     }
     Ok(0)
 }
 
-fn json_report(report: &BackupReport) -> Report {
+fn json_report(disks: &Disks, report: &BackupReport) -> Report {
     Report {
         decrypted: report.decrypted,
         total: report.total,
@@ -356,7 +358,7 @@ fn json_report(report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
-        remote: transfers(),
+        remote: transfers(disks),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::arguments::InspectArgs;
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
@@ -145,10 +146,10 @@ fn runtime_argument(text: &str) -> Result<Duration, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
     let plan = plan(args)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    let mut spec = args.inspect.image.resolve(context, &args.filename, args.format, args.cache, access)?;
     if args.inspect.force_share.is_given() && args.write {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
     }
@@ -157,7 +158,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     if args.no_extent_index {
         spec.options.extent_index = ExtentIndex::Off;
     }
-    let session = Session::start_with_depth(&args.inspect.engine, spec.aio, plan.depth)?;
+    let session = Session::start_with_depth(context, &args.inspect.engine, spec.aio, plan.depth)?;
     let watch = Watch::start(ProgressMode::None)?;
     if !args.quiet && args.inspect.output == OutputFormat::Human {
         stdout::print(&announcement(&plan))?;

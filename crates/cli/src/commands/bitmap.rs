@@ -1,6 +1,7 @@
 //! `zebu bitmap`: changes the persistent dirty bitmaps of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
@@ -125,7 +126,7 @@ impl Action {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BitmapArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BitmapArgs, context: &Context) -> Result<u8, Failure> {
     let actions = &args.actions.0;
     if actions.is_empty() {
         return Err(Failure::usage(
@@ -139,19 +140,20 @@ pub(crate) fn run(args: &BitmapArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Merge bitmap source file only supported with --merge"));
     }
     let mut spec =
-        args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+        args.image.resolve(context, &args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     let source = match &args.source_file {
         Some(name) => {
             let image = ImageArgs { image_opts: false, ..args.image.clone() };
-            let mut spec = image.resolve(name, args.source_format, CacheMode::Writeback, Access::ReadOnly)?;
+            let mut spec =
+                image.resolve(context, name, args.source_format, CacheMode::Writeback, Access::ReadOnly)?;
             spec.options.chain = Chain::TopOnly;
             Some(spec)
         }
         None => None,
     };
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
         actions.iter().try_for_each(|action| act(args, &session, image, source.as_ref(), action))
     })?;

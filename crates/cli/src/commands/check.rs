@@ -2,6 +2,7 @@
 
 use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
@@ -70,15 +71,15 @@ enum RepairArg {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
     if args.inspect.force_share.is_given() && args.repair.is_some() {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
     }
     let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    let mut spec = args.inspect.image.resolve(context, &args.filename, args.format, args.cache, access)?;
     args.inspect.force_share.apply(&mut spec);
     refuse_what_a_check_never_uses(&spec)?;
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if format_of(&session, &spec)? != Format::Qcow2 {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
     }

@@ -1,6 +1,7 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ForceShare, ImageSpec, backing_key_remedy};
@@ -105,7 +106,7 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
     args.network.apply();
     let source = image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     let given =
@@ -133,7 +134,7 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
             args.target.display()
         )));
     }
-    let session = Session::start(&args.engine, None)?;
+    let session = Session::start(context, &args.engine, None)?;
     let cleaned_up = if args.cache.is_none() && given.is_none() {
         go_past_cache(args, &source, &session, &mut options)
     } else {

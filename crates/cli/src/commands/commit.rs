@@ -1,6 +1,7 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
@@ -78,10 +79,15 @@ fn is_of_opening(errno: i32) -> bool {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
-    let mut spec =
-        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
-    let mut session = Session::start(&args.engine, spec.aio)?;
+pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format,
+        args.cache.unwrap_or_default(),
+        Access::ReadWrite,
+    )?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let unasked = DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec);
     if let Some(unasked) = &unasked {
         session.read_uncached();

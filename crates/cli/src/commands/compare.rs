@@ -1,6 +1,7 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::failure::{Failure, FailureKind, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::output::{json, stderr, stdout};
@@ -79,14 +80,14 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &CompareArgs, context: &Context) -> Result<u8, Failure> {
     let resolve = |name, format| {
-        args.inspect.image.resolve(name, format, args.cache, Access::ReadOnly).map_err(
-            |failure| match failure.kind {
+        args.inspect.image.resolve(context, name, format, args.cache, Access::ReadOnly).map_err(|failure| {
+            match failure.kind {
                 FailureKind::Runtime => failure.with_exit(EXIT_OPEN),
                 FailureKind::Usage | FailureKind::Option => failure,
-            },
-        )
+            }
+        })
     };
     let mut specs = [resolve(&args.first, args.a_format)?, resolve(&args.second, args.b_format)?];
     if !args.inspect.image.image_opts {
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     {
         return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let session = Session::start(&args.inspect.engine, specs[0].aio.or(specs[1].aio))?;
+    let session = Session::start(context, &args.inspect.engine, specs[0].aio.or(specs[1].aio))?;
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
     let (first, second) = (open(0)?, open(1)?);

@@ -9,6 +9,7 @@ mod written_once;
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
@@ -226,7 +227,7 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(&args.target_options)?;
     let of_file = if args.files.is_empty() { FileOptions::NotKnown } else { FileOptions::Listed };
     let opts = CreateOpts::parse(&args.target_options, args.target_format(), of_file);
@@ -268,13 +269,13 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         if sources.iter().any(|source| pipe::is_pipe(source)) { Some(pipe::Spool::new()?) } else { None };
     let spooled = spool.as_ref().map(pipe::Spool::path);
     let sources = pipe::with_spooled(sources, spooled.as_deref())?;
-    let specs = source_specs(args, &sources)?;
+    let specs = source_specs(args, context, &sources)?;
     allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let mut session = Session::start(&args.engine, engines.first().copied())?;
+    let mut session = Session::start(context, &args.engine, engines.first().copied())?;
     if args.source_cache.is_none() {
         session.read_uncached();
     }
@@ -352,7 +353,9 @@ fn copy_sources(
     unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     warn_of_lost(report.lost_logical_sector, target);
     match args.output {
-        Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
+        Some(OutputFormat::Json) => {
+            stdout::print(&json::to_text(&json_report(&session.context().disks, &report, skipped))?)?
+        }
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
     }
@@ -409,7 +412,11 @@ fn check_offloading(args: &ConvertArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
+fn source_specs(
+    args: &ConvertArgs,
+    context: &Context,
+    sources: &[OsString],
+) -> Result<Vec<ImageSpec>, Failure> {
     let snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     if snapshot.is_some() && sources.len() > 1 {
         return Err(Failure::usage("No support for concatenating multiple snapshot"));
@@ -418,6 +425,7 @@ fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpe
         .iter()
         .map(|source| {
             let mut spec = args.image.resolve(
+                context,
                 source,
                 args.source_format,
                 args.source_cache.unwrap_or_default(),
@@ -485,7 +493,7 @@ fn convert_to(
     let worker = session.worker();
     let is_there = args.no_create || is_raw_on_server(args, opts, target)?;
     let result = if is_there {
-        let mut spec = existing_target(args, opts, target)?;
+        let mut spec = existing_target(args, opts, session.context(), target)?;
         let unasked =
             DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
         if let Some(unasked) = &unasked {
@@ -609,7 +617,7 @@ fn size_of_existing(
     session: &Session,
     target: &OsStr,
 ) -> Result<u64, Failure> {
-    let mut spec = existing_target(args, opts, target)?;
+    let mut spec = existing_target(args, opts, session.context(), target)?;
     spec.options.access = Access::ReadOnly;
     session.with_image(&spec, |image| Ok(image.virtual_size()))
 }
@@ -625,7 +633,12 @@ fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Re
 }
 
 /// How a target is opened that exists.
-fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
+fn existing_target(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    context: &Context,
+    target: &OsStr,
+) -> Result<ImageSpec, Failure> {
     if *opts != CreateOpts::default() {
         return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
@@ -636,8 +649,13 @@ fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Res
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
     let format = (!args.target_image_opts).then_some(args.target_format());
-    let mut spec =
-        image.resolve(target, format, args.target_cache.unwrap_or(CacheMode::Unsafe), Access::ReadWrite)?;
+    let mut spec = image.resolve(
+        context,
+        target,
+        format,
+        args.target_cache.unwrap_or(CacheMode::Unsafe),
+        Access::ReadWrite,
+    )?;
     spec.options.compress = args.compression.options();
     spec.options.keys = args.backing_keys.over(spec.options.keys, 1, &spec.secrets)?;
     if spec.aio.is_some() || spec.discard.is_some() {
@@ -673,6 +691,7 @@ fn new_target(
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(
+            session.context(),
             target.as_os_str(),
             Some(args.target_format()),
             args.target_cache.unwrap_or(CacheMode::Unsafe),

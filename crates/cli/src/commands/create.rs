@@ -2,6 +2,7 @@
 
 use crate::arguments::{CostsArgs, EngineArgs};
 use crate::backing::{self, CheckName};
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
@@ -73,7 +74,7 @@ pub(crate) struct CreateArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(&args.options)?;
     let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
     let filename = args.filename.clone().unwrap_or_default();
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Expecting image file name"));
     }
     let path = new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
-    let session = Session::start(&args.engine, None)?;
+    let session = Session::start(context, &args.engine, None)?;
     let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
         stdout::print(&format!("{}\n", opts.formatting_line(&filename.to_string_lossy(), &create)))?;

@@ -2,6 +2,7 @@
 
 use crate::arguments::EngineArgs;
 use crate::backing;
+use crate::context::Context;
 use crate::failure::{Failure, errno_text};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
@@ -242,15 +243,16 @@ fn growth_argument(text: &str) -> Result<Growth, String> {
 
 /// A connection to a server.
 struct Server {
+    context: Context,
     stream: BufReader<UnixStream>,
     name: String,
 }
 
 impl Server {
-    fn connect(args: &CtlArgs) -> Result<Self, Failure> {
+    fn connect(args: &CtlArgs, context: &Context) -> Result<Self, Failure> {
         let name = args.socket.display().to_string();
         match UnixStream::connect(&args.socket) {
-            Ok(stream) => Ok(Self { stream: BufReader::new(stream), name }),
+            Ok(stream) => Ok(Self { context: context.clone(), stream: BufReader::new(stream), name }),
             Err(error) => Err(Failure::new(format!("could not connect to '{name}': {error}"))),
         }
     }
@@ -290,8 +292,8 @@ impl Server {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
-    let mut server = Server::connect(args)?;
+pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
+    let mut server = Server::connect(args, context)?;
     match &args.command {
         CtlCommand::Version => {
             let versions = server.ask(Command::Version)?;
@@ -424,7 +426,7 @@ struct Previous {
 
 /// Finds the previous backup, which must be an image of a disk that is not larger.
 fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
-    let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
+    let session = Session::start(&server.context, &EngineArgs { aio: None, verbose: false }, None)?;
     let image = backing::opened_header(&session, previous, Format::Qcow2)?;
     let size = image.virtual_size();
     let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;

@@ -1,6 +1,7 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
@@ -108,7 +109,7 @@ fn blocks(name: &str, value: &OsStr) -> Result<u64, Failure> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
     if args.output_format == Some(Format::Luks) {
         // QEMU's program has no option for it either.
@@ -121,9 +122,10 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     }
     let output =
         new_image_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?;
-    let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    let mut spec =
+        args.image.resolve(context, operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     session.read_uncached();
     DefaultCacheMode::for_source(&session, &mut spec);
     let mut watch = Watch::start(args.progress.mode(false))?;

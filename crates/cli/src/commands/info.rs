@@ -7,6 +7,7 @@ use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
@@ -52,8 +53,9 @@ pub(crate) struct InfoArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.inspect.image.resolve_with(
+        context,
         &args.filename,
         args.format,
         CacheMode::Writeback,
@@ -66,7 +68,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
         return Err(Failure::opening_name(&args.filename, message));
     }
     let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if args.verdict {
         return assess(&session, &spec, args.inspect.output);
     }

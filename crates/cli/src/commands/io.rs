@@ -1,6 +1,7 @@
 //! `zebu io`: qemu-io's commands on an image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};
@@ -74,8 +75,9 @@ pub(crate) struct IoArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &IoArgs, context: &Context) -> Result<u8, Failure> {
     let defaults = OpenDefaults {
+        context: context.clone(),
         image: args.image.clone(),
         format: args.format,
         cache: if args.nocache { CacheMode::None } else { args.cache.unwrap_or(CacheMode::Writethrough) },
@@ -88,7 +90,7 @@ pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("-U (--force-share) is for reading only: add -r"));
     }
     let spec = args.filename.as_deref().map(|name| defaults.spec(name)).transpose()?;
-    let session = Session::start(&args.engine, spec.as_ref().and_then(|spec| spec.aio))?;
+    let session = Session::start(context, &args.engine, spec.as_ref().and_then(|spec| spec.aio))?;
     // Images that `open` opens have their names, not options.
     let defaults = OpenDefaults { image: ImageArgs { image_opts: false, ..defaults.image }, ..defaults };
     let mut state = State {

@@ -1,6 +1,7 @@
 //! `zebu map`: what each range of a disk is made of.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
@@ -42,12 +43,17 @@ pub(crate) struct MapArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
     allow_bitmaps();
-    let mut spec =
-        args.inspect.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    let mut spec = args.inspect.image.resolve(
+        context,
+        &args.filename,
+        args.format,
+        CacheMode::Writeback,
+        Access::ReadOnly,
+    )?;
     args.inspect.force_share.apply(&mut spec);
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     session.with_unfiltered(&spec, |image| {
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);

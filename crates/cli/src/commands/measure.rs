@@ -1,6 +1,7 @@
 //! `zebu measure`: how large an image file would become.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
@@ -58,7 +59,7 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &MeasureArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(&args.options)?;
     let opts = match CreateOpts::parse(&args.options, args.target_format, FileOptions::Listed)
         .map_err(Failure::new)?
@@ -73,11 +74,16 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
     let measurement = match (&args.filename, args.size) {
         (None, Some(size)) => measure_size(size, &create)?,
         (Some(filename), None) => {
-            let mut spec =
-                args.inspect.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+            let mut spec = args.inspect.image.resolve(
+                context,
+                filename,
+                args.format,
+                CacheMode::Writeback,
+                Access::ReadOnly,
+            )?;
             args.inspect.force_share.apply(&mut spec);
             spec.options.snapshot = args.snapshot.as_deref().map(snapshot_name).transpose()?;
-            let session = Session::start(&args.inspect.engine, spec.aio)?;
+            let session = Session::start(context, &args.inspect.engine, spec.aio)?;
             let watch = Watch::start(ProgressMode::None)?;
             session.with_image(&spec, |image| {
                 let worker = session.worker();

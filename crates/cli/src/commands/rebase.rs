@@ -3,6 +3,7 @@
 use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
@@ -77,7 +78,7 @@ pub(crate) struct RebaseArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace };
     let name = &backing::found_as(args.backing.as_deref().unwrap_or_default(), check)?;
     if args.backing.is_none() && !args.backing_unsafe {
@@ -104,13 +105,18 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if args.compress && args.backing_unsafe && !is_qemu {
         return Err(Failure::usage("-c can't be used with -u: nothing is copied"));
     }
-    let mut spec =
-        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format,
+        args.cache.unwrap_or_default(),
+        Access::ReadWrite,
+    )?;
     spec.options.compress = args.compression.options();
     if args.backing_unsafe {
         spec.options.chain = Chain::TopOnly;
     }
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let mut unasked = Vec::new();
     if let Some(chosen) =
         DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec)

@@ -1,6 +1,7 @@
 //! `zebu resize`: changes the size of a virtual disk.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::program;
@@ -85,10 +86,11 @@ impl SizeChange {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ResizeArgs) -> Result<u8, Failure> {
-    let spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+pub(crate) fn run(args: &ResizeArgs, context: &Context) -> Result<u8, Failure> {
+    let spec =
+        args.image.resolve(context, &args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
 
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
         let current = image.virtual_size();
         let new_size = args.size.apply(current)?;

@@ -1,5 +1,6 @@
 //! `zebu serve`: images as block devices for others.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
@@ -50,11 +51,11 @@ impl From<ExportError> for Failure {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
-    let specs = specs(args)?;
+pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
+    let specs = specs(args, context)?;
     let names = names(args, &specs)?;
     if !args.isolate {
-        return serve_images(args, &specs, &names, Counted::Own);
+        return serve_images(args, context, &specs, &names, Counted::Own);
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("there is no image {number}")));
     };
     let own = only(args, number)?;
-    serve_images(&own, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
+    serve_images(&own, context, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
 }
 
 /// With a process for each image, each must be found by clients, and by its own.
@@ -120,6 +121,7 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
 /// Serves images by this process.
 fn serve_images(
     args: &ServeArgs,
+    context: &Context,
     specs: &[ImageSpec],
     names: &[String],
     counted: Counted,
@@ -130,7 +132,7 @@ fn serve_images(
     }
     // Before anything that is to be undone in good order.
     let signals = Signals::watch(counted)?;
-    let session = Session::start(&args.engine, specs[0].aio)?;
+    let session = Session::start(context, &args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());
     for (number, spec) in specs.iter().enumerate() {
@@ -162,7 +164,7 @@ fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
     }
 }
 
-fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
+fn specs(args: &ServeArgs, context: &Context) -> Result<Vec<ImageSpec>, Failure> {
     let images = args.filenames.len();
     for (option, count) in [
         ("--vhost-user-blk", args.vhost_user_blk.len()),
@@ -187,7 +189,7 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let open = |name: &OsString| {
         let sources =
             if args.allow_secret_data || program::called().is_qemu() { Sources::All } else { Sources::Files };
-        let mut spec = args.image.resolve_with(name, args.format, args.cache, access, sources)?;
+        let mut spec = args.image.resolve_with(context, name, args.format, args.cache, access, sources)?;
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
             spec.options.snapshot = Some(snapshot_name(snapshot)?);

@@ -1,6 +1,7 @@
 //! `zebu snapshot`: internal snapshots of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::failure::{Failure, errno_text};
 use crate::output::{info_human, info_json, json, stderr, stdout};
 use crate::program;
@@ -95,17 +96,17 @@ fn not_deleted(name: &str, error: &zebu::Error) -> Failure {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &SnapshotArgs, context: &Context) -> Result<u8, Failure> {
     let action = args.action()?;
     let access = if matches!(action, Action::List) { Access::ReadOnly } else { Access::ReadWrite };
-    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, access)?;
+    let mut spec = args.image.resolve(context, &args.filename, args.format, CacheMode::Writeback, access)?;
     args.force_share.apply(&mut spec);
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     if matches!(action, Action::List) {
         spec.options.purpose = Purpose::Inspect;
     }
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     let worker = session.worker();
     session.with_image(&spec, |image| match action {
         Action::List => {

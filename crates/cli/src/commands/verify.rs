@@ -1,6 +1,7 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
@@ -68,10 +69,11 @@ struct BadRange {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
-    let mut spec = args.inspect.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
+pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<u8, Failure> {
+    let mut spec =
+        args.inspect.image.resolve(context, &args.file, args.format, args.cache, Access::ReadOnly)?;
     args.inspect.force_share.apply(&mut spec);
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let options = VerifyOptions::default().manifest(args.manifest.clone()).control(watch.control());
     let report = session.with_image(&spec, |image| {

@@ -1,6 +1,7 @@
 //! State that commands share: the open image, and how it was opened.
 
 use crate::arguments::{ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::Filtered;
 use crate::image_spec::ImageSpec;
@@ -19,6 +20,7 @@ use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 /// How images are opened, if a command does not say it otherwise.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenDefaults {
+    pub(crate) context: Context,
     pub(crate) image: ImageArgs,
     pub(crate) format: Option<Format>,
     pub(crate) cache: CacheMode,
@@ -32,7 +34,7 @@ pub(crate) struct OpenDefaults {
 impl OpenDefaults {
     /// How `name` is opened.
     pub(crate) fn spec(&self, name: &OsStr) -> Result<ImageSpec, Failure> {
-        let mut spec = self.image.resolve(name, self.format, self.cache, self.access)?;
+        let mut spec = self.image.resolve(&self.context, name, self.format, self.cache, self.access)?;
         self.force_share.apply(&mut spec);
         Ok(spec)
     }

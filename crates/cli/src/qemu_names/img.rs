@@ -2,6 +2,7 @@
 
 use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
+use crate::context::Context;
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ const FORMATS: &str = "Supported image formats:
   vmdk vpc";
 
 /// Reads the command line as qemu-img does, and runs the command.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
     if let Some(code) = object_help::answer(&arguments) {
         return code;
     }
@@ -30,7 +31,7 @@ pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return cli::report_usage_as(&error, usage::failure),
     };
     match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli.finish(),
+        Ok(cli) => cli.finish(context),
         Err(error) => cli::report(&Failure::usage(cli::usage_message(&error)), None),
     }
 }

@@ -3,13 +3,14 @@
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use clap::{Args, FromArgMatches};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Reads the command line as qemu-io does, and runs it.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
     if let Some(code) = object_help::answer(&arguments) {
         return code;
     }
@@ -19,7 +20,7 @@ pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
     };
     let outcome = IoArgs::from_arg_matches(&matches)
         .map_err(|error| Failure::usage(cli::usage_message(&error)))
-        .and_then(|args| io::run(&args));
+        .and_then(|args| io::run(&args, context));
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => cli::report(&failure, None),

@@ -4,6 +4,7 @@ use super::nbd_objects::Objects;
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::serve;
+use crate::context::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::nbd_list::{self, Server};
 use crate::output::stdout;
@@ -166,7 +167,7 @@ struct NbdArgs {
 }
 
 /// Reads the command line as qemu-nbd does, and runs it.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
     if let Some(code) = object_help::answer(&arguments) {
         return code;
     }
@@ -176,7 +177,7 @@ pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
     };
     let outcome = NbdArgs::from_arg_matches(&matches)
         .map_err(|error| Failure::usage(cli::usage_message(&error)))
-        .and_then(|args| run(&args, &arguments));
+        .and_then(|args| run(&args, &arguments, context));
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => cli::report(&failure, None),
@@ -190,7 +191,7 @@ fn command() -> clap::Command {
         .arg(trace_argument())
 }
 
-fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
+fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, Failure> {
     if args.partition.is_some() {
         return Err(Failure::new(
             "-P is not supported: connect the whole disk (-c /dev/nbd0), and use the kernel's partitions (/dev/nbd0p1)",
@@ -242,7 +243,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     serve.tls_authorization = authorization(args, &objects)?;
     serve.until_last_client = !args.persistent;
     serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
-    serve::run(&serve)
+    serve::run(&serve, context)
 }
 
 fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {

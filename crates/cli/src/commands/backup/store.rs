@@ -43,7 +43,9 @@ pub(super) fn back_up(
     let create = CreateOptions::default().format(Format::Qcow2).cluster_size(options.cluster_size);
     let measured = worker.block_on(measure_image(worker, image, &create, &options.control));
     let most = measured.map_err(failed)?.required;
-    let target = StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
+    let uploads = &session.context().disks.uploads;
+    let target =
+        StoreTarget::begin(uploads, name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
     target.must_not_exist()?;
     let file = target.file()?;
     let done = worker.block_on(backup_streamed(worker, image, file, &options)).map_err(failed);

@@ -53,8 +53,12 @@ pub(super) fn convert_to_object(
                     measured.map_err(|e| Failure::during("error while reading the source", &e))?.required,
                 );
             }
-            let target =
-                StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
+            let uploads = &session.context().disks.uploads;
+            let target = StoreTarget::begin(
+                uploads,
+                name,
+                UploadOptions::new(parts, most, Length::Growing, http_options()),
+            )?;
             let new = StreamedTarget::new(target.file()?).create(create).compress(args.compression.options());
             let target_of_job = ConvertTarget::Stream(Box::new(new));
             let done = worker.block_on(convert(worker, images, target_of_job, &options));
@@ -78,7 +82,9 @@ fn raw(
         return Err(Failure::usage(format!("'{name}': an object in a store can't have preallocation")));
     }
     let worker = session.worker();
-    let target = StoreTarget::begin(name, UploadOptions::new(parts, size, Length::Fixed, http_options()))?;
+    let uploads = &session.context().disks.uploads;
+    let target =
+        StoreTarget::begin(uploads, name, UploadOptions::new(parts, size, Length::Fixed, http_options()))?;
     let file = target.file()?;
     let done = worker.block_on(write_raw(worker, images, file, size, options));
     target.end(done.map_err(|error| failed(images, &error)))
