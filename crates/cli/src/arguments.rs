@@ -1,6 +1,7 @@
 //! The options that several commands share, and the words that their values are.
 
 use crate::context::Context;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
@@ -10,7 +11,7 @@ use crate::passphrase_prompt::with_prompt;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
-use crate::remote_names::{image_path, opener};
+use crate::remote_names::opener;
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::size::size_argument;
 use crate::values::{
@@ -219,7 +220,7 @@ impl NetworkArgs {
     }
 
     /// From now on, names are read with these.
-    pub(crate) fn apply(&self) {
+    pub(crate) fn apply(&self, disks: &Disks) {
         let network = NetworkOptions {
             authorities: self.tls_ca.clone(),
             memory: self.http_memory,
@@ -229,7 +230,7 @@ impl NetworkArgs {
                 .clone()
                 .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
         };
-        network.apply();
+        disks.remote.use_options(network);
     }
 }
 
@@ -274,16 +275,16 @@ impl ImageArgs {
         access: Access,
         sources: Sources,
     ) -> Result<ImageSpec, Failure> {
-        self.network.apply();
-        let secrets = self.secrets.read(sources)?;
+        self.network.apply(&context.disks);
+        let secrets = self.secrets.read(&context.disks, sources)?;
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
                 .format(format)
                 .access(access)
                 .cache(cache)
-                .refs(allowed_references(&self.allow_refs)?)
-                .remote(opener(&self.allow_refs)?)
+                .refs(allowed_references(context.dialect, &self.allow_refs)?)
+                .remote(opener(context, &self.allow_refs)?)
                 .lock_wait(lock_wait())
                 .probe(context.dialect.probe())
                 .keys(self.keys(&secrets)),
@@ -306,16 +307,16 @@ impl ImageArgs {
             }
             name.to_str()
                 .ok_or_else(|| "image options must be valid UTF-8".to_owned())
-                .and_then(ImageOpts::parse)
-                .and_then(|opts| opts.apply(&mut spec))
+                .and_then(|text| ImageOpts::parse(context, text))
+                .and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.is_described = true;
-        } else if let Some(opts) = name.to_str().and_then(ImageOpts::of_json_name) {
-            opts.and_then(|opts| opts.apply(&mut spec))
+        } else if let Some(opts) = name.to_str().and_then(|name| ImageOpts::of_json_name(context, name)) {
+            opts.and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.options.format = spec.options.format.or(format);
         } else {
-            spec.path = image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.path = context.image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }
         if let Some(bytes) = self.cache_size {
             spec.options.cache_size = Some(bytes);

@@ -1,12 +1,11 @@
 //! The backing file that the user gives to a new image.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::{is_graph_name, reference_node};
 use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
-use crate::named_disks::note_node;
-use crate::program;
-use crate::remote_names::{given_only, image_path, is_server_name};
+use crate::remote_names::{given_only, is_server_name};
 use crate::session::Session;
 use crate::values::format_argument;
 use std::ffi::OsStr;
@@ -33,7 +32,7 @@ pub(crate) enum CheckName {
 }
 
 /// The name to write for one that was given.
-pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> {
+pub(crate) fn found_as(context: &Context, name: &str, check: CheckName) -> Result<String, Failure> {
     let fail = |shown: &str, reason: String| {
         Failure::new(format!("Could not open the backing file '{shown}': {reason}"))
     };
@@ -43,7 +42,7 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
         return Ok(name.to_owned());
     }
     if is_described(name) {
-        reference_node(name).map_err(|reason| fail(name, reason))?;
+        reference_node(context, name).map_err(|reason| fail(name, reason))?;
         return Ok(name.to_owned());
     }
     local_name(name).map_err(|reason| fail(name, reason))
@@ -51,6 +50,7 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
 
 /// Joins the ways of giving a backing file: `-b` (`-B`) with `-F`, and `-o backing_file=,backing_fmt=`.
 pub(crate) fn join(
+    context: &Context,
     option: Option<&str>,
     option_format: Option<Format>,
     create_file: Option<&str>,
@@ -74,7 +74,7 @@ pub(crate) fn join(
         (a, b) => a.or(b),
     };
     match name {
-        Some(name) => Ok(Some(BackingSpec { name: found_as(name, check)?, format })),
+        Some(name) => Ok(Some(BackingSpec { name: found_as(context, name, check)?, format })),
         None if format.is_some() => Err(Failure::usage("a backing format is given, but no backing file")),
         None => Ok(None),
     }
@@ -86,13 +86,13 @@ pub(crate) fn is_described(name: &str) -> bool {
 }
 
 /// Where a name that the user gave for a backing file of `image` leads: to a server, or where [`resolve`] says.
-pub(crate) fn resolve_given(image: &Path, name: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn resolve_given(context: &Context, image: &Path, name: &str) -> Result<PathBuf, Failure> {
     if is_server_name(name).is_ok_and(|is_one| is_one) {
-        return image_path(OsStr::new(name)).map_err(Failure::new);
+        return context.image_path(OsStr::new(name)).map_err(Failure::new);
     }
     if is_described(name) {
-        return note_node(PathBuf::from(name), reference_node(name).map_err(Failure::new)?)
-            .map_err(Failure::new);
+        let node = reference_node(context, name).map_err(Failure::new)?;
+        return context.disks.names.note_node(PathBuf::from(name), node).map_err(Failure::new);
     }
     Ok(resolve(image, name))
 }
@@ -111,7 +111,7 @@ pub(crate) fn required_format(
     if let Some(format) = backing.format {
         return Ok(format);
     }
-    let path = resolve_given(image, &backing.name)?;
+    let path = resolve_given(session.context(), image, &backing.name)?;
     let detected = match header(session, &path, None) {
         Ok(found) => format!("; '{}' looks like {}: add -F {1}", path.display(), found.format().name()),
         Err(error) if error.kind() == ErrorKind::ForeignFormat => format!("; {error} (-F raw)"),
@@ -127,17 +127,17 @@ pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Re
 
 /// An image of which nothing but the header and the small tables was read.
 pub(crate) fn opened_header(session: &Session, path: &Path, format: Format) -> Result<Image, Failure> {
-    header(session, path, Some(format)).map_err(|error| Failure::opening(path, &error))
+    header(session, path, Some(format)).map_err(|error| Failure::opening(session.context(), path, &error))
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
     let options = OpenOptions::default()
         .format(format)
-        .probe(program::called().probe())
+        .probe(session.context().dialect.probe())
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
         .lock_wait(lock_wait())
-        .remote(given_only());
+        .remote(given_only(session.context()));
     let worker = session.worker();
     worker.block_on(async {
         let image = Image::open(worker, path, &options).await?;
@@ -150,6 +150,7 @@ fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Imag
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::Program;
 
     #[test]
     fn relative_names_start_at_the_image() {
@@ -160,12 +161,32 @@ mod tests {
 
     #[test]
     fn both_ways_of_giving_a_backing_file_agree_or_fail() {
-        let joined =
-            join(Some("a"), Some(Format::Raw), Some("a"), Some("raw"), CheckName::AnyPlace).unwrap().unwrap();
+        let joined = join(
+            &Context::new(Program::Zebu),
+            Some("a"),
+            Some(Format::Raw),
+            Some("a"),
+            Some("raw"),
+            CheckName::AnyPlace,
+        )
+        .unwrap()
+        .unwrap();
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
-        assert!(join(Some("a"), None, Some("b"), None, CheckName::AnyPlace).is_err());
-        assert!(join(None, Some(Format::Raw), None, None, CheckName::AnyPlace).is_err());
-        assert!(join(None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace).is_err());
-        assert_eq!(join(None, None, None, None, CheckName::AnyPlace).unwrap(), None);
+        assert!(
+            join(&Context::new(Program::Zebu), Some("a"), None, Some("b"), None, CheckName::AnyPlace)
+                .is_err()
+        );
+        assert!(
+            join(&Context::new(Program::Zebu), None, Some(Format::Raw), None, None, CheckName::AnyPlace)
+                .is_err()
+        );
+        assert!(
+            join(&Context::new(Program::Zebu), None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace)
+                .is_err()
+        );
+        assert_eq!(
+            join(&Context::new(Program::Zebu), None, None, None, None, CheckName::AnyPlace).unwrap(),
+            None
+        );
     }
 }

@@ -219,7 +219,7 @@ impl Command {
             Command::Detach(args) => devices::detach(args),
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
-            Command::ConnectForAServer(args) => connector::run(args),
+            Command::ConnectForAServer(args) => connector::run(args, context),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }

@@ -5,7 +5,7 @@ use crate::program::Program;
 use std::sync::Arc;
 
 /// Passed to all that reads words of the command line, opens disks or prints.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Context {
     /// The program whose grammar, defaults and messages are asked for.
     pub(crate) dialect: Program,

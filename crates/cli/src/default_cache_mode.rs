@@ -2,7 +2,6 @@
 //! once, if little of it is there.
 
 use crate::image_spec::ImageSpec;
-use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
@@ -33,7 +32,7 @@ impl DefaultCacheMode {
         if asked.is_some() || spec.options.cache != default {
             return None;
         }
-        if is_remote(&spec.path) {
+        if session.context().disks.names.is_remote(&spec.path) {
             // A server's disk is not in this machine's page cache. What the server acknowledged is durable after a flush.
             if default == CacheMode::Unsafe {
                 spec.options.cache = CacheMode::Writeback;
@@ -61,7 +60,7 @@ impl DefaultCacheMode {
     /// A pipe is left alone: it can be opened once.
     pub(crate) fn for_source(session: &Session, spec: &mut ImageSpec) {
         if spec.options.cache == CacheMode::default()
-            && !is_remote(&spec.path)
+            && !session.context().disks.names.is_remote(&spec.path)
             && spec.path.is_file()
             && let Some(chain) = chain(session, spec, CacheMode::None)
             && can_be_direct(&chain)
@@ -84,7 +83,7 @@ impl DefaultCacheMode {
                     && top(session, spec, CacheMode::None).is_some()
         };
         if spec.options.cache == CacheMode::default()
-            && !is_remote(&spec.path)
+            && !session.context().disks.names.is_remote(&spec.path)
             && is_file_or_device(&spec.path)
             && can_be_direct()
         {

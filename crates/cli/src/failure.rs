@@ -1,6 +1,7 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use crate::named_disks::{self, Named};
+use crate::context::Context;
+use crate::named_disks::Named;
 use crate::output::printable::printable;
 use crate::program;
 use crate::secrets_in_names::without_secrets;
@@ -76,13 +77,18 @@ impl Failure {
 
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
-    pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("open", image, error, &remedy(error))
+    pub(crate) fn opening(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+        Self::naming(context, "open", image, error, &remedy(error))
     }
 
     /// The same with a remedy that only the command line knows, such as " (-f raw)".
-    pub(crate) fn opening_with_remedy(image: &Path, error: &zebu::Error, remedy: &str) -> Self {
-        Self::naming("open", image, error, remedy)
+    pub(crate) fn opening_with_remedy(
+        context: &Context,
+        image: &Path,
+        error: &zebu::Error,
+        remedy: &str,
+    ) -> Self {
+        Self::naming(context, "open", image, error, remedy)
     }
 
     /// A name that can't be the name of an image to open.
@@ -96,11 +102,11 @@ impl Failure {
     }
 
     /// An image that can't be made.
-    pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("create", image, error, &remedy(error))
+    pub(crate) fn creating(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+        Self::naming(context, "create", image, error, &remedy(error))
     }
 
-    fn naming(verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
+    fn naming(context: &Context, verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -108,7 +114,7 @@ impl Failure {
         if error.image().is_some_and(|named| named != image) {
             let _ = write!(message, "{error}");
         } else {
-            message.push_str(&reason(error, image));
+            message.push_str(&reason(context, error, image));
         }
         message.push_str(remedy);
         Self::new(message)
@@ -181,18 +187,19 @@ impl From<IoError> for Failure {
 }
 
 /// Why `image`, which the caller has named already, can't be opened or made.
-fn reason(error: &zebu::Error, image: &Path) -> String {
+fn reason(context: &Context, error: &zebu::Error, image: &Path) -> String {
     let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
     if let Some(IoError { op: op @ (Op::Open | Op::Lock), kind, path, detail, .. }) = below
         && path == image
     {
-        if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, program::called().is_qemu()) {
-            if let Some(server) = named_disks::server(path) {
+        if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, context.dialect.is_qemu()) {
+            let names = &context.disks.names;
+            if let Some(server) = names.server(path) {
                 let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
                 return format!("Failed to connect to '{server}': {why}");
             }
-            let says_why = matches!(named_disks::named(path), Some(Named::Graph(_)))
-                || named_disks::driver(path) == Some("rbd");
+            let says_why =
+                matches!(names.named(path), Some(Named::Graph(_))) || names.driver(path) == Some("rbd");
             if let (true, Some(why)) = (says_why, detail) {
                 return why.clone();
             }
@@ -279,6 +286,7 @@ fn reference_remedy(remedy: Option<&Remedy>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::Program;
 
     #[test]
     fn a_message_is_one_line_whatever_the_file_is_called() {
@@ -296,7 +304,7 @@ mod tests {
     fn the_file_is_named_once() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
-        let failure = Failure::opening(Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::new(Program::Zebu), Path::new("a.img"), &error);
         assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
     }
 
@@ -304,7 +312,7 @@ mod tests {
     fn the_file_that_failed_is_named_if_it_is_another() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
-        let failure = Failure::opening(Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::new(Program::Zebu), Path::new("a.img"), &error);
         assert_eq!(
             failure.message.as_deref(),
             Some("Could not open 'a.img': base: Image is not in qcow2 format")

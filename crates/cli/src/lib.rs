@@ -98,8 +98,7 @@ fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let context = Context::new(arguments.first().map_or(Program::Zebu, |path| Program::by_path(path)));
     let code = cli::main(arguments, &context);
-    remote_disk::close_all();
-    secrets::forget_pipes();
+    context.disks.close();
     code
 }
 

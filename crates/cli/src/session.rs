@@ -11,7 +11,6 @@ use crate::output::stderr;
 use crate::program::{self, Program};
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
-use crate::{remote_cache, remote_disk};
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
@@ -90,7 +89,7 @@ impl Session {
         if spec.filters.is_empty() {
             return Ok(Filtered { top: image.clone(), image });
         }
-        filtered(&self.worker, spec, image)
+        filtered(&self.context.disks, &self.worker, spec, image)
     }
 
     /// Opens an image as if it had no filters, which show nothing of what it is made of; the failure names it.
@@ -126,7 +125,7 @@ impl Session {
                 }
                 Ok(image)
             })
-            .map_err(|error| spec.failure(&error))
+            .map_err(|error| spec.failure(&self.context, &error))
     }
 
     /// Takes a file that looks like no image for raw where nobody named the format, and warns, as QEMU's programs do. Not
@@ -233,10 +232,11 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        remote_cache::finish();
-        remote_disk::tell_given_up();
+        let disks = &self.context.disks;
+        disks.remote.cache.finish();
+        disks.remote.tell_given_up();
         if self.verbose {
-            remote_disk::tell_transfers(&self.context.disks);
+            disks.remote.tell_transfers(&disks.uploads);
         }
     }
 }

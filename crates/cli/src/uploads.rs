@@ -1,7 +1,6 @@
 //! Uploads of this command, and what is told of them.
 
 use crate::output::stderr;
-use std::fmt;
 use std::sync::Arc;
 use zebu_storage::sync::Mutex;
 use zebu_store::{Upload, UploadStats};
@@ -9,12 +8,6 @@ use zebu_store::{Upload, UploadStats};
 /// Uploads that were begun.
 #[derive(Default)]
 pub(crate) struct Uploads(Mutex<Vec<Arc<Upload>>>);
-
-impl fmt::Debug for Uploads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Uploads")
-    }
-}
 
 impl Uploads {
     /// Notes one.

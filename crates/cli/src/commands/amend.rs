@@ -201,7 +201,7 @@ fn change_keys(
     let worker = session.worker();
     worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
         match error.kind() {
-            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(&error),
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(session.context(), &error),
             _ => Failure::during("could not amend", &error),
         }
     })
@@ -225,7 +225,7 @@ fn check_backing(
         let _ = image.close(worker).await;
         info
     });
-    let info = info.map_err(|error| Failure::opening(path, &error))?;
+    let info = info.map_err(|error| Failure::opening(session.context(), path, &error))?;
     let differs = |wanted: &Option<String>, now: &Option<String>| wanted.is_some() && wanted != now;
     if differs(&wanted.backing_file, &info.backing_file)
         || differs(&wanted.backing_format, &info.backing_format)

@@ -15,7 +15,7 @@ use crate::local_name::{path_argument, target_argument};
 use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::remote_disk::RemoteTransfers;
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
 use crate::size::size_argument;
@@ -214,7 +214,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait());
     let object = store_name(args.target.as_os_str())?;
-    let disk = if object.is_none() { nbd::disk_on_server(args.target.as_os_str())? } else { None };
+    let disk = if object.is_none() { nbd::disk_on_server(context, args.target.as_os_str())? } else { None };
     if object.is_some() {
         store::check(args)?;
     }
@@ -257,7 +257,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let order = if args.skip_errors { Order::Any } else { Order::Once };
     let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
-    let report = match (first, packed::unpacking_of(std::slice::from_ref(&spec))) {
+    let report = match (first, packed::unpacking_of(&context.disks, std::slice::from_ref(&spec))) {
         (Err(_), Unpacking::Failed(failure)) => Err(failure),
         (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
         (made, _) => made,
@@ -281,7 +281,7 @@ fn back_up(
     order: Order,
 ) -> Result<BackupReport, Failure> {
     let reader = || Ok(Reader { order, target_size: None });
-    packed::prepare(&args.packed, &mut spec, &args.target, reader, watch)?;
+    packed::prepare(session.context(), &args.packed, &mut spec, &args.target, reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
@@ -290,7 +290,7 @@ fn back_up(
             report
         });
     }
-    if let Some(disk) = nbd::disk_on_server(args.target.as_os_str())? {
+    if let Some(disk) = nbd::disk_on_server(session.context(), args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
             let report = nbd::back_up(session, image, &disk, &options);
@@ -358,7 +358,7 @@ fn json_report(disks: &Disks, report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
-        remote: transfers(disks),
+        remote: disks.remote.transfers(&disks.uploads),
     }
 }
 

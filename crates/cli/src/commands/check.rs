@@ -106,7 +106,7 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
         })
         .control(watch.control());
     let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
-    let report = result.map_err(|error| Failure::opening(&spec.path, &error))?;
+    let report = result.map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     watch.finish();
     let findings = report_text::findings_text(&report);
     // Findings are told beside the report; that nobody listens to them changes nothing.
@@ -146,7 +146,7 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     let opened =
         spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe_by(worker, &file, spec.options.probe))).map_err(|error| {
-        let failure = spec.failure(&error);
+        let failure = spec.failure(session.context(), &error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }
     })
 }

@@ -9,7 +9,7 @@ use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{backing_argument, image_path, opener};
+use crate::remote_names::{backing_argument, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
 use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
@@ -107,8 +107,9 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
-    args.network.apply();
-    let source = image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
+    args.network.apply(&context.disks);
+    let source =
+        context.image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     let given =
         backing_argument(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     if given.is_some() && args.mode == Mode::Reflink {
@@ -124,10 +125,10 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
         })
         .format(args.format)
         .cache(args.cache.unwrap_or_default())
-        .refs(allowed_references(&args.allow_refs)?)
-        .remote(opener(&args.allow_refs)?)
+        .refs(allowed_references(context.dialect, &args.allow_refs)?)
+        .remote(opener(context, &args.allow_refs)?)
         .backing_name(given.clone())
-        .keys(keys(args)?);
+        .keys(keys(args, context)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
             "'{}' exists already: remove it first, or give another name",
@@ -150,11 +151,11 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
         let no_reflink = args.mode == Mode::Reflink && error.kind() == ErrorKind::Unsupported;
         if error.image() == Some(&source) && !no_reflink {
             match source_key_remedy(&error) {
-                Some(remedy) => Failure::opening_with_remedy(&source, &error, remedy),
-                None => Failure::opening(&source, &error),
+                Some(remedy) => Failure::opening_with_remedy(context, &source, &error, remedy),
+                None => Failure::opening(context, &source, &error),
             }
-        } else if let Some(remedy) = backing_key_remedy(&error) {
-            Failure::opening_with_remedy(&source, &error, remedy)
+        } else if let Some(remedy) = backing_key_remedy(context.dialect, &error) {
+            Failure::opening_with_remedy(context, &source, &error, remedy)
         } else {
             Failure::during(&format!("Could not clone '{}'", source.display()), &error)
         }
@@ -173,8 +174,8 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
 }
 
 /// The passphrases of an encrypted source, and of what it stands on.
-fn keys(args: &CloneArgs) -> Result<Keys, Failure> {
-    let secrets = args.secrets.read(Sources::All)?;
+fn keys(args: &CloneArgs, context: &Context) -> Result<Keys, Failure> {
+    let secrets = args.secrets.read(&context.disks, Sources::All)?;
     let mut keys = args.costs.keys(&secrets);
     if let Some(id) = &args.key_secret {
         keys = keys.with(0, secrets.get(id).map_err(Failure::new)?);

@@ -5,8 +5,6 @@ use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
-use crate::program;
-use crate::remote_names::image_path;
 use crate::session::Session;
 use crate::values::{Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
@@ -61,10 +59,10 @@ pub(crate) struct CommitArgs {
 }
 
 /// A commit that failed, under QEMU's name in the words of its job.
-fn not_committed(path: &Path, error: &zebu::Error) -> Failure {
-    let is_qemu = program::called().is_qemu();
+fn not_committed(context: &Context, path: &Path, error: &zebu::Error) -> Failure {
+    let is_qemu = context.dialect.is_qemu();
     match error.kind() {
-        _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(path, error),
+        _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(context, path, error),
         ErrorKind::Io | ErrorKind::NoSpace if is_qemu => {
             Failure::new(format!("Block job failed: {}", errno_text(error.errno())))
         }
@@ -98,11 +96,11 @@ pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
     let base = args
         .base
         .as_deref()
-        .map(|base| image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
+        .map(|base| context.image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
         .base(base.transpose()?)
-        .base_name(if program::called().is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
+        .base_name(if context.dialect.is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
         .after(if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty })
         .workers(usize::from(args.workers))
         .worker_config(session.config().clone())
@@ -114,7 +112,7 @@ pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
     if let Some(unasked) = unasked {
         unasked.clean_up();
     }
-    result.map_err(|error| not_committed(&spec.path, &error))?;
+    result.map_err(|error| not_committed(context, &spec.path, &error))?;
     if !args.quiet {
         stdout::print("Image committed.\n")?;
     }

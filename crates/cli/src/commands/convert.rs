@@ -17,14 +17,12 @@ use crate::encrypted_file::refuse_plain_text;
 use crate::failure::{Failure, errno_text};
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
-use crate::named_disks::allow_streams;
-use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::secrets::Sources;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
@@ -270,7 +268,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     let spooled = spool.as_ref().map(pipe::Spool::path);
     let sources = pipe::with_spooled(sources, spooled.as_deref())?;
     let specs = source_specs(args, context, &sources)?;
-    allow_streams();
+    context.disks.names.allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
@@ -290,7 +288,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     }
     let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
     let Err(failure) = first else { return first };
-    match packed::unpacking_of(&specs) {
+    match packed::unpacking_of(&context.disks, &specs) {
         Unpacking::Sound => Err(failure),
         Unpacking::Failed(failure) => Err(failure),
         Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
@@ -311,7 +309,7 @@ fn copy_sources(
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
         let reader = || packed_reader(args, opts, session, target, pass);
-        let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
+        let prepared = packed::prepare(session.context(), &args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
         match args.source_cache {
@@ -491,7 +489,7 @@ fn convert_to(
         return report;
     }
     let worker = session.worker();
-    let is_there = args.no_create || is_raw_on_server(args, opts, target)?;
+    let is_there = args.no_create || is_raw_on_server(args, opts, session.context(), target)?;
     let result = if is_there {
         let mut spec = existing_target(args, opts, session.context(), target)?;
         let unasked =
@@ -524,11 +522,12 @@ fn convert_to(
         }
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
+        let disks = &session.context().disks;
         let mut target = new_target(args, opts, session, target)?;
         let unasked =
-            args.target_cache.is_none().then_some(()).filter(|()| !is_remote(&target.path)).map(|()| {
-                UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size)
-            });
+            args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
+                |()| UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size),
+            );
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
@@ -570,7 +569,7 @@ fn packed_reader(
         return Ok(Reader { order: Order::Any, target_size: None });
     }
     let is_stored = pipe::is_pipe(target) || store_name(target)?.is_some();
-    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, target)?);
+    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, session.context(), target)?);
     let target_size = match opts.size {
         _ if is_stored => opts.size,
         _ if exists => Some(size_of_existing(args, opts, session, target)?),
@@ -579,7 +578,10 @@ fn packed_reader(
     };
     let order = if pass == Pass::Again || args.salvage || args.source_snapshot.is_some() {
         Order::Any
-    } else if args.files.len() == 2 && !is_stored && takes_open_end(args, opts, target, exists)? {
+    } else if args.files.len() == 2
+        && !is_stored
+        && takes_open_end(args, opts, session.context(), target, exists)?
+    {
         Order::OpenEnded
     } else {
         Order::Once
@@ -591,15 +593,16 @@ fn packed_reader(
 fn takes_open_end(
     args: &ConvertArgs,
     opts: &CreateOpts,
+    context: &Context,
     target: &OsStr,
     exists: bool,
 ) -> Result<bool, Failure> {
     if exists {
         return Ok(!args.compress);
     }
-    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let format = args.target_format();
-    if is_remote(&path)
+    if context.disks.names.is_remote(&path)
         || opts.data_file.is_some()
         || opts.preallocation.is_some_and(|mode| mode != Preallocation::Off)
     {
@@ -623,13 +626,20 @@ fn size_of_existing(
 }
 
 /// Whether the target is all of a disk on a server, which need not be made.
-fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<bool, Failure> {
+fn is_raw_on_server(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    context: &Context,
+    target: &OsStr,
+) -> Result<bool, Failure> {
     // An image of RBD is made.
     if !target.to_str().is_some_and(|name| RemoteName::is_name(name) && !RbdName::is_name(name)) {
         return Ok(false);
     }
-    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    Ok(is_remote(&path) && args.target_format() == Format::Raw && *opts == CreateOpts::default())
+    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    Ok(context.disks.names.is_remote(&path)
+        && args.target_format() == Format::Raw
+        && *opts == CreateOpts::default())
 }
 
 /// How a target is opened that exists.
@@ -671,8 +681,12 @@ fn new_target(
     session: &Session,
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
-    let target = &new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    let secrets = args.image.secrets.read(Sources::All)?;
+    let disks = &session.context().disks;
+    let target = &session
+        .context()
+        .new_image_path(target)
+        .map_err(|reason| Failure::creating_name(target, &reason))?;
+    let secrets = args.image.secrets.read(disks, Sources::All)?;
     let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
         return Err(Failure::new("Compression and encryption not supported at the same time"));
@@ -681,13 +695,13 @@ fn new_target(
         encryption.costs = args.image.costs.bounds();
     }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
-    if is_remote(target) && create.data_file.is_some() {
+    if disks.names.is_remote(target) && create.data_file.is_some() {
         return Err(Failure::creating_name(
             target.as_os_str(),
             "an image on a server can't have an external data file",
         ));
     }
-    create.remote = given_only();
+    create.remote = given_only(session.context());
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(
@@ -699,6 +713,7 @@ fn new_target(
         )?
         .options;
     let backing = backing::join(
+        session.context(),
         args.backing.as_deref(),
         args.backing_format,
         opts.backing_file.as_deref(),
@@ -715,13 +730,14 @@ fn new_target(
         }
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
-        let path = backing::resolve_given(target, &backing.name)?;
-        if program::called().is_qemu() && !is_remote(&path) {
+        let path = backing::resolve_given(session.context(), target, &backing.name)?;
+        if program::called().is_qemu() && !disks.names.is_remote(&path) {
             check_backing(target, &path)?;
         }
         create.refs = open.refs.clone();
         open.keys = args.backing_keys.over(open.keys, 1, &secrets)?;
-        open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
+        open.backing =
+            Some((if disks.names.is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }
     if let Some(name) = &create.data_file {

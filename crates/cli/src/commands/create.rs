@@ -6,12 +6,11 @@ use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
-use crate::named_disks::is_remote;
 use crate::output::stdout;
 use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
@@ -89,7 +88,8 @@ pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
     if args.filename.is_none() {
         return Err(Failure::usage("Expecting image file name"));
     }
-    let path = new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
+    let path =
+        context.new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
     let session = Session::start(context, &args.engine, None)?;
     let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
@@ -107,7 +107,8 @@ fn create_options(
     filename: &OsStr,
     path: &Path,
 ) -> Result<CreateOptions, Failure> {
-    let secrets = args.secrets.read(Sources::All)?;
+    let disks = &session.context().disks;
+    let secrets = args.secrets.read(disks, Sources::All)?;
     let mut create = opts
         .create_options_with(args.format, Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
@@ -133,15 +134,16 @@ fn create_options(
         )));
     }
     create.size = given.or(opts.size);
-    if is_remote(path) && create.data_file.is_some() {
+    if disks.names.is_remote(path) && create.data_file.is_some() {
         return Err(Failure::creating_name(
             filename,
             "an image on a server can't have an external data file",
         ));
     }
-    create.remote = given_only();
-    create.refs = allowed_references(&args.allow_refs)?;
+    create.remote = given_only(session.context());
+    create.refs = allowed_references(session.context().dialect, &args.allow_refs)?;
     let backing = backing::join(
+        session.context(),
         args.backing.as_deref(),
         args.backing_format,
         opts.backing_file.as_deref(),
@@ -157,7 +159,7 @@ fn create_options(
             )));
         }
         let format = backing::required_format(session, path, &backing)?;
-        let found = backing::resolve_given(path, &backing.name);
+        let found = backing::resolve_given(session.context(), path, &backing.name);
         if !args.backing_unsafe {
             let size = backing::virtual_size(session, found.as_deref().map_err(Failure::clone)?, format)?;
             create.size = create.size.or(Some(size));
@@ -191,7 +193,7 @@ fn make(
     watch.finish();
     match done {
         Some(Err(error)) if error.kind() == ErrorKind::Cancelled => {}
-        Some(created) => return created.map_err(|error| Failure::creating(path, &error)),
+        Some(created) => return created.map_err(|error| Failure::creating(session.context(), path, &error)),
         None => {}
     }
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));

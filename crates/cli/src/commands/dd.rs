@@ -6,10 +6,9 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
-use crate::named_disks::is_remote;
 use crate::output::stderr;
 use crate::program;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use crate::size::parse_size;
@@ -120,8 +119,9 @@ pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
     if args.output_format.is_none() {
         refuse_plain_text(Path::new(operands.output))?;
     }
-    let output =
-        new_image_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?;
+    let output = context
+        .new_image_path(operands.output)
+        .map_err(|reason| Failure::creating_name(operands.output, &reason))?;
     let mut spec =
         args.image.resolve(context, operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
     args.force_share.apply(&mut spec);
@@ -151,11 +151,12 @@ pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
         )
         .open(OpenOptions::default());
     let path = target.path.clone();
-    let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
+    let unasked = (!context.disks.names.is_remote(&path))
+        .then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
     if let Some(unasked) = unasked {
         unasked.apply(&mut target);
     } else {
-        (target.create.remote, target.open.remote) = (given_only(), given_only());
+        (target.create.remote, target.open.remote) = (given_only(context), given_only(context));
     }
     if unasked == Some(UnaskedWrites::OneBuffered) {
         options.requests = 1;

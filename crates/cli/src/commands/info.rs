@@ -78,7 +78,7 @@ pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     } else {
         vec![inspect(&session, spec.clone())?]
     };
-    let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(info, &key));
+    let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(context, info, &key));
     let nodes = nodes_of(&session, &spec, &infos, name)?;
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.inspect.output {
@@ -120,11 +120,11 @@ fn nodes_of(
 }
 
 /// The name by which QEMU calls an image that was opened with a key: its path alone would not open it.
-fn name_with_key(info: &ImageInfo, key: &str) -> String {
+fn name_with_key(context: &Context, info: &ImageInfo, key: &str) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let file = format!(
         "\"file\": {{\"driver\": {}, \"filename\": {}}}",
-        text(protocol(&info.filename)),
+        text(protocol(&context.disks, &info.filename)),
         text(&json::path_text(&info.filename))
     );
     let (driver, key) = (text(info.format.name()), text(key));
@@ -139,7 +139,7 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
     let worker = session.worker();
     let verdict = worker
         .block_on(zebu::verdict::assess(worker, &spec.path, &spec.options))
-        .map_err(|error| Failure::opening(&spec.path, &error))?;
+        .map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
         OutputFormat::Json => json::to_text(&VerdictNode::new(&verdict))?,
@@ -157,7 +157,7 @@ fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure>
 
 /// Opens the whole chain, as the policy allows, top first.
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
-    session.with_unfiltered(&spec, chain_of)
+    session.with_unfiltered(&spec, |image| chain_of(session.context(), image))
 }
 
 /// The failure in the words of qemu-img, which tells of a loop without naming the image again.

@@ -3,7 +3,6 @@
 use crate::arguments::InspectArgs;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::printable::printable;
 use crate::output::stdout;
@@ -44,7 +43,7 @@ pub(crate) struct MapArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
-    allow_bitmaps();
+    context.disks.names.allow_bitmaps();
     let mut spec = args.inspect.image.resolve(
         context,
         &args.filename,
@@ -59,7 +58,9 @@ pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
         let mut mapper = Mapper::new(image, options);
         match args.inspect.output {
             OutputFormat::Human => print_table(&session, &mut mapper),
-            OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path), args.start_offset),
+            OutputFormat::Json => {
+                print_json(&session, &mut mapper, holes(context, &spec.path), args.start_offset)
+            }
         }
     })?;
     Ok(0)
@@ -73,8 +74,8 @@ enum Holes {
     Marks,
 }
 
-fn holes(path: &Path) -> Holes {
-    if shows_bitmap(path) { Holes::Marks } else { Holes::Zeroes }
+fn holes(context: &Context, path: &Path) -> Holes {
+    if context.disks.names.shows_bitmap(path) { Holes::Marks } else { Holes::Zeroes }
 }
 
 fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {

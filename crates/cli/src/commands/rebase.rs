@@ -80,7 +80,7 @@ pub(crate) struct RebaseArgs {
 /// Runs the command.
 pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace };
-    let name = &backing::found_as(args.backing.as_deref().unwrap_or_default(), check)?;
+    let name = &backing::found_as(context, args.backing.as_deref().unwrap_or_default(), check)?;
     if args.backing.is_none() && !args.backing_unsafe {
         return Err(Failure::usage("Must specify backing file (-b) or use unsafe mode (-u)"));
     }
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     // First, so that a chain with the image in it is found before its lock is in the way.
     let new = match &reference {
         Some(reference) => {
-            let mut backing = backing_spec(args, &spec, name)?;
+            let mut backing = backing_spec(args, context, &spec, name)?;
             let asked = args.backing_cache.or(args.cache);
             if let Some(chosen) =
                 DefaultCacheMode::unless_asked(asked, CacheMode::default(), &session, &mut backing)
@@ -207,7 +207,12 @@ fn reference(
 }
 
 /// How the new backing file is opened.
-fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> Result<ImageSpec, Failure> {
+fn backing_spec(
+    args: &RebaseArgs,
+    context: &Context,
+    image: &ImageSpec,
+    name: &str,
+) -> Result<ImageSpec, Failure> {
     // Keys of the image, and of its old backing file, are none of the new one's.
     let keys = args.backing_keys.over(args.image.keys(&image.secrets), 0, &image.secrets)?;
     let options = image
@@ -220,16 +225,16 @@ fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> Result<Imag
         .snapshot(None)
         .backing(None)
         .data_file(None);
-    Ok(ImageSpec { path: backing::resolve_given(&image.path, name)?, options, ..image.clone() })
+    Ok(ImageSpec { path: backing::resolve_given(context, &image.path, name)?, options, ..image.clone() })
 }
 
 /// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
 fn open_backing(session: &Session, backing: &ImageSpec, name: &str) -> Result<Image, Failure> {
     let worker = session.worker();
     worker.block_on(Image::open(worker, &backing.path, &backing.options)).map_err(|error| {
-        let failure = match backing_key_remedy(&error) {
-            Some(remedy) => Failure::opening_with_remedy(&backing.path, &error, remedy),
-            None => Failure::opening(&backing.path, &error),
+        let failure = match backing_key_remedy(session.context().dialect, &error) {
+            Some(remedy) => Failure::opening_with_remedy(session.context(), &backing.path, &error, remedy),
+            None => Failure::opening(session.context(), &backing.path, &error),
         };
         Failure {
             message: failure.message.map(|text| format!("Could not open new backing file '{name}': {text}")),

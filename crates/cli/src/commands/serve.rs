@@ -4,9 +4,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
-use crate::program;
 use crate::secrets::Sources;
-use crate::secrets::any_came_from_a_pipe;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
@@ -21,12 +19,12 @@ use crate::serve::{connector, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
-use crate::{remote_cache, remote_disk};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Commands, WorkerKind};
 use zebu::{Access, ZeroMode};
@@ -59,7 +57,7 @@ pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
-        if any_came_from_a_pipe() {
+        if context.disks.pipes.have_given_any() {
             return Err(Failure::new(
                 "a secret from a pipe can't be read again by the processes of --isolate: give file= with a file",
             ));
@@ -188,7 +186,7 @@ fn specs(args: &ServeArgs, context: &Context) -> Result<Vec<ImageSpec>, Failure>
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let sources =
-            if args.allow_secret_data || program::called().is_qemu() { Sources::All } else { Sources::Files };
+            if args.allow_secret_data || context.dialect.is_qemu() { Sources::All } else { Sources::Files };
         let mut spec = args.image.resolve_with(context, name, args.format, args.cache, access, sources)?;
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
@@ -262,12 +260,12 @@ fn serve(
     let pool = WorkerPool::start(&PoolConfig::default().threads(args.queues as usize).worker(worker))?;
     let mut kernel_devices = KernelDevices::start(args, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
-    if !args.no_sandbox && !stays_outside(args)? {
+    if !args.no_sandbox && !stays_outside(args, session.context())? {
         start_image_workers(args, session, opened)?;
-        connector::start()?;
+        connector::start(&session.context().disks.remote)?;
         footprint.leave_to_cleaner()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
-        enter_sandbox(args, &kernel_devices);
+        enter_sandbox(args, session.context(), &kernel_devices);
     }
     let memory = config.memory.clone();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
@@ -281,6 +279,7 @@ fn serve(
         stdout::print(&format!("{READY}\n"))?;
     }
     let controlled = Controlled {
+        disks: Arc::clone(&session.context().disks),
         exports,
         backups: Backups::default(),
         hydrations: Hydrations::default(),
@@ -292,7 +291,7 @@ fn serve(
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
     footprint.remove_sockets();
     // Servers may be silent, and the end waits for what is under way.
-    remote_disk::hurry();
+    session.context().disks.remote.hurry();
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     worker.block_on(controlled.hydrations.stop(worker));
@@ -415,11 +414,11 @@ fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Opened]) -
 ///
 /// # Errors
 /// There is such an image, and the sandbox is not given up by the command line. (QEMU's program has none.)
-fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
-    if !remote_disk::needs_network() {
+fn stays_outside(args: &ServeArgs, context: &Context) -> Result<bool, Failure> {
+    if !context.disks.remote.needs_network() {
         return Ok(false);
     }
-    if !program::called().is_qemu() {
+    if !context.dialect.is_qemu() {
         return Err(Failure::usage(
             "an image of RBD can't be served from the sandbox, where librbd can't connect to its cluster: give --no-sandbox",
         ));
@@ -430,8 +429,8 @@ fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
 }
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
-fn enter_sandbox(args: &ServeArgs, devices: &KernelDevices) {
-    let cache = remote_cache::directory();
+fn enter_sandbox(args: &ServeArgs, context: &Context, devices: &KernelDevices) {
+    let cache = context.disks.remote.cache.directory();
     let sandbox::Outcome { failures, missing } = sandbox::enter(cache.as_deref(), &devices.paths());
     for failure in failures {
         args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));

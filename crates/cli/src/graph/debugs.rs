@@ -1,25 +1,28 @@
 //! The `blkdebug`s that are open, for breakpoints, and lines that drivers tell.
 
 use crate::output::{stderr, stdout};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use zebu_drivers::Blkdebug;
+use zebu_storage::sync::Mutex;
 
 /// All `blkdebug`s that are open.
-static BLKDEBUGS: Mutex<Vec<Weak<Blkdebug>>> = Mutex::new(Vec::new());
+#[derive(Default)]
+pub(crate) struct Blkdebugs(Mutex<Vec<Weak<Blkdebug>>>);
 
-/// All `blkdebug`s that are open, for breakpoints.
-pub(crate) fn breakpoints() -> Vec<Arc<Blkdebug>> {
-    let known = BLKDEBUGS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.iter().filter_map(Weak::upgrade).collect()
-}
+impl Blkdebugs {
+    /// All that are open, for breakpoints.
+    pub(crate) fn all(&self) -> Vec<Arc<Blkdebug>> {
+        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    }
 
-/// Has breakpoints find it.
-pub(super) fn keep_blkdebug(blkdebug: Blkdebug) -> Arc<Blkdebug> {
-    let kept = Arc::new(blkdebug);
-    let mut known = BLKDEBUGS.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|weak| weak.strong_count() > 0);
-    known.push(Arc::downgrade(&kept));
-    kept
+    /// Has breakpoints find it.
+    pub(super) fn keep(&self, blkdebug: Blkdebug) -> Arc<Blkdebug> {
+        let kept = Arc::new(blkdebug);
+        let mut known = self.0.lock();
+        known.retain(|weak| weak.strong_count() > 0);
+        known.push(Arc::downgrade(&kept));
+        kept
+    }
 }
 
 /// A line about a request that was stopped or resumed. Where standard output is gone, nobody looks.

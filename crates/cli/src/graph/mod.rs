@@ -13,7 +13,7 @@ mod open;
 mod pairs;
 mod plan;
 
-pub(crate) use debugs::breakpoints;
+pub(crate) use debugs::Blkdebugs;
 pub(crate) use description::Description;
 pub(crate) use filter::Filter;
 pub(crate) use filters::{Filtered, filtered};

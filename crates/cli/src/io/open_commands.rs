@@ -4,6 +4,7 @@ use super::call::{Call, Outcome, tell_error, tell_failure};
 use super::state::{OpenDefaults, OpenImage, State};
 use crate::arguments::ForceShareArg;
 use crate::commands::info;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::Filter;
 use crate::image_opts::ImageOpts;
@@ -93,8 +94,8 @@ fn refuse_engine(spec: &ImageSpec) -> Result<(), Failure> {
 fn named_spec(defaults: &OpenDefaults, name: &OsStr, options: Option<&str>) -> Result<ImageSpec, Failure> {
     let mut spec = defaults.spec(name)?;
     if let Some(text) = options {
-        ImageOpts::parse_for(text, Path::new(name))
-            .and_then(|opts| opts.apply(&mut spec))
+        ImageOpts::parse_for(&defaults.context, text, Path::new(name))
+            .and_then(|opts| opts.apply(&defaults.context, &mut spec))
             .map_err(|reason| Failure::new(format!("can't open device {}: {reason}", name.display())))?;
     }
     Ok(spec)
@@ -103,8 +104,8 @@ fn named_spec(defaults: &OpenDefaults, name: &OsStr, options: Option<&str>) -> R
 /// How the image that `options` name is opened.
 fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Failure> {
     let mut spec = defaults.spec(OsStr::new(""))?;
-    ImageOpts::parse(options)
-        .and_then(|opts| opts.apply(&mut spec))
+    ImageOpts::parse(&defaults.context, options)
+        .and_then(|opts| opts.apply(&defaults.context, &mut spec))
         .map_err(|reason| Failure::new(format!("can't open: {reason}")))?;
     spec.is_described = true;
     Ok(spec)
@@ -119,6 +120,7 @@ pub(crate) fn close(state: &mut State) -> Outcome {
 
 /// Options without those that say again what can't be changed: drivers and names of nodes.
 fn without_unchanged(
+    context: &Context,
     open: &OpenImage,
     given: Vec<(String, String)>,
 ) -> Result<Vec<(String, String)>, String> {
@@ -129,7 +131,7 @@ fn without_unchanged(
     for (key, value) in given {
         let is_same = match key.as_str() {
             "driver" => value == driver,
-            "file.driver" => value == info::protocol(&open.spec.path),
+            "file.driver" => value == info::protocol(&context.disks, &open.spec.path),
             "backing.driver" => Some(value.as_str()) == backing,
             _ if key.ends_with("node-name") => {
                 open.spec.node_names.iter().any(|(known, name)| *known == key && *name == value)
@@ -154,6 +156,7 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         return call.usage();
     }
     let Some(before) = state.open.as_ref().map(|open| open.spec.clone()) else { return Ok(Outcome::Failed) };
+    let context = &state.defaults.context.clone();
     let mut spec = ImageSpec { aio: None, ..before.clone() };
     let given = match parsed.value('o').map_or(Ok(Vec::new()), parse_keyval) {
         Ok(given) => given,
@@ -166,7 +169,7 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     if parsed.has('c') && has("cache.") {
         return Ok(tell_failure(&Failure::new("Cannot set both -c and the cache options")));
     }
-    let given = match state.open.as_ref().map(|open| without_unchanged(open, given)) {
+    let given = match state.open.as_ref().map(|open| without_unchanged(context, open, given)) {
         Some(Ok(given)) => given,
         Some(Err(message)) => return Ok(tell_failure(&Failure::new(message))),
         None => return Ok(Outcome::Failed),
@@ -184,7 +187,8 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         }
     }
     if !given.is_empty() {
-        let applied = ImageOpts::from_pairs_for(given, &before.path).and_then(|opts| opts.apply(&mut spec));
+        let applied = ImageOpts::from_pairs_for(context, given, &before.path)
+            .and_then(|opts| opts.apply(context, &mut spec));
         if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
             return Ok(tell_failure(&failure));
         }

@@ -18,7 +18,7 @@ use zebu::storage::{IoBuf, JoinHandle};
 use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 
 /// How images are opened, if a command does not say it otherwise.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct OpenDefaults {
     pub(crate) context: Context,
     pub(crate) image: ImageArgs,
@@ -107,7 +107,7 @@ impl State {
             return Err(Failure::new("-s needs the name of an image, without drivers above it"));
         }
         let format = spec.options.format.map(Format::name);
-        let overlay = TemporaryOverlay::over(spec.path.as_os_str(), format)?;
+        let overlay = TemporaryOverlay::over(&self.defaults.context, spec.path.as_os_str(), format)?;
         let mut options = spec.options.clone();
         options.format = Some(Format::Qcow2);
         // Under its own name, the command asks for writes with an option.

@@ -11,7 +11,7 @@ mod ovf;
 mod pieces;
 mod range_reader;
 mod recent;
-pub(crate) mod registry;
+mod registry;
 #[cfg(test)]
 mod samples;
 mod spill;
@@ -20,10 +20,10 @@ mod tar;
 mod told_length;
 mod window;
 
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::named_disks::is_remote;
-use crate::program;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
@@ -31,6 +31,7 @@ use decoding::{Fault, Length, Source, Tail};
 use pieces::{Pieces, Range};
 use range_reader::RangeReader;
 use registry::Unpacked;
+pub(crate) use registry::UnpackedFiles;
 use spill::Stopped;
 use std::fs::File;
 use std::io::{self, Read};
@@ -123,6 +124,7 @@ fn spill_directory(target: &Path) -> PathBuf {
 /// Unpacks a source, if it is packed, or begins to: the name in `spec` leads to what it holds from then on. `target` is what
 /// will be written. `reader` is asked for if the source is packed.
 pub(crate) fn prepare(
+    context: &Context,
     args: &PackedArgs,
     spec: &mut ImageSpec,
     target: &Path,
@@ -142,7 +144,10 @@ pub(crate) fn prepare(
         return no_member("and with the format raw the very bytes of the file are the disk");
     }
     // QEMU's programs unpack nothing; and what is to be changed can't be.
-    if program::called().is_qemu() || spec.options.access == Access::ReadWrite || is_remote(path) {
+    if context.dialect.is_qemu()
+        || spec.options.access == Access::ReadWrite
+        || context.disks.names.is_remote(path)
+    {
         return no_member("which this is not read as");
     }
     // Not opened if it is none: a pipe would block.
@@ -213,7 +218,7 @@ pub(crate) fn prepare(
     } else {
         Unpacked::Window(Window::new(layer.file, layer.bytes).map_err(|e| fail(&e.to_string()))?)
     };
-    registry::note(path, unpacked);
+    context.disks.unpacked.note(path, unpacked);
     Ok(prepared)
 }
 
@@ -229,8 +234,8 @@ pub(crate) enum Unpacking {
 }
 
 /// Outcome of unpacking the sources of a command that has failed.
-pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
-    let faults = specs.iter().filter_map(|spec| Some((spec, registry::fault(&spec.path)?)));
+pub(crate) fn unpacking_of(disks: &Disks, specs: &[ImageSpec]) -> Unpacking {
+    let faults = specs.iter().filter_map(|spec| Some((spec, disks.unpacked.fault(&spec.path)?)));
     let mut found = Unpacking::Sound;
     for (spec, fault) in faults {
         match fault {

@@ -209,7 +209,7 @@ fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, 
     let objects = Objects::read(&args.object)?;
     check_tls(args)?;
     if args.list {
-        return list(args, &objects);
+        return list(args, context, &objects);
     }
     let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
     let is_forked = args.fork || args.connect.is_some() && !args.verbose;
@@ -225,7 +225,7 @@ fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, 
         // Fails only where this process leads a session already.
         let _ = rustix::process::setsid();
     }
-    let overlay = args.snapshot.then(|| overlay(args, file)).transpose()?;
+    let overlay = args.snapshot.then(|| overlay(args, context, file)).transpose()?;
     let mut words = words(args, &objects)?;
     if let Some(overlay) = &overlay {
         words.extend(["--format", "qcow2", "--allow-refs", "all", "--"].map(OsString::from));
@@ -246,7 +246,7 @@ fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, 
     serve::run(&serve, context)
 }
 
-fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
+fn list(args: &NbdArgs, context: &Context, objects: &Objects) -> Result<u8, Failure> {
     if !args.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name"));
     }
@@ -260,7 +260,7 @@ fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
         Server::Tcp(host, args.port.unwrap_or(PORT))
     };
     // Secrets are not needed, and must be right all the same.
-    SecretArgs { object: args.object.clone() }.read(Sources::All)?;
+    SecretArgs { object: args.object.clone() }.read(&context.disks, Sources::All)?;
     let tls = args.tls_creds.as_ref().map(|id| client(args, objects, id, &server)).transpose()?;
     nbd_list::run(&server, tls.as_ref())
 }
@@ -444,11 +444,11 @@ fn client(args: &NbdArgs, objects: &Objects, id: &str, server: &Server) -> Resul
 }
 
 /// The temporary overlay of `-s`.
-fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
+fn overlay(args: &NbdArgs, context: &Context, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
     if args.image_opts {
         return Err(Failure::new("-s can't be used with --image-opts"));
     }
-    TemporaryOverlay::over(file, args.format.as_deref())
+    TemporaryOverlay::over(context, file, args.format.as_deref())
 }
 
 /// Starts the server as a process of its own, and waits until clients can connect.

@@ -75,7 +75,7 @@ fn make(
     let made = session.worker().block_on(clone_image(session.worker(), &base.path, overlay, &options));
     made.map(drop).map_err(|error| {
         if error.image() == Some(&base.path) {
-            base.failure(&error)
+            base.failure(session.context(), &error)
         } else {
             Failure::during(&format!("could not make the overlay '{}'", overlay.display()), &error)
         }
@@ -93,5 +93,5 @@ fn look_at(session: &Session, spec: &ImageSpec) -> Result<ImageInfo, Failure> {
         image.close(worker).await?;
         info
     });
-    looked.map_err(|error| spec.failure(&error))
+    looked.map_err(|error| spec.failure(session.context(), &error))
 }

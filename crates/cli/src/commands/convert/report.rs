@@ -1,7 +1,7 @@
 //! The reports of `zebu convert`.
 
 use crate::disks::Disks;
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::remote_disk::RemoteTransfers;
 use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
 use zebu::jobs::ConvertReport;
@@ -46,7 +46,7 @@ pub(super) fn json_report(disks: &Disks, report: &ConvertReport, skipped_bitmaps
             report.unreadable_range_count,
         ),
         skipped_bitmaps,
-        remote: transfers(disks),
+        remote: disks.remote.transfers(&disks.uploads),
     }
 }
 

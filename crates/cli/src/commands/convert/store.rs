@@ -4,7 +4,6 @@ use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
-use crate::remote_disk::http_options;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
 use crate::watch::Watch;
@@ -53,11 +52,11 @@ pub(super) fn convert_to_object(
                     measured.map_err(|e| Failure::during("error while reading the source", &e))?.required,
                 );
             }
-            let uploads = &session.context().disks.uploads;
+            let disks = &session.context().disks;
             let target = StoreTarget::begin(
-                uploads,
+                &disks.uploads,
                 name,
-                UploadOptions::new(parts, most, Length::Growing, http_options()),
+                UploadOptions::new(parts, most, Length::Growing, disks.remote.http_options()),
             )?;
             let new = StreamedTarget::new(target.file()?).create(create).compress(args.compression.options());
             let target_of_job = ConvertTarget::Stream(Box::new(new));
@@ -82,9 +81,12 @@ fn raw(
         return Err(Failure::usage(format!("'{name}': an object in a store can't have preallocation")));
     }
     let worker = session.worker();
-    let uploads = &session.context().disks.uploads;
-    let target =
-        StoreTarget::begin(uploads, name, UploadOptions::new(parts, size, Length::Fixed, http_options()))?;
+    let disks = &session.context().disks;
+    let target = StoreTarget::begin(
+        &disks.uploads,
+        name,
+        UploadOptions::new(parts, size, Length::Fixed, disks.remote.http_options()),
+    )?;
     let file = target.file()?;
     let done = worker.block_on(write_raw(worker, images, file, size, options));
     target.end(done.map_err(|error| failed(images, &error)))
