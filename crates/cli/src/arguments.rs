@@ -8,6 +8,7 @@ use crate::image_spec::{ForceShare, ImageSpec};
 use crate::key_opts::{with_backing_keys, with_names};
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
+use crate::program::Program;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
@@ -15,13 +16,13 @@ use crate::remote_names::opener;
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::size::size_argument;
 use crate::values::{
-    Aio, OutputFormat, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
+    Aio, NamedFormat, OutputFormat, ReferenceRule, aio_argument, reference_argument, slice_size_argument,
     zero_policy_argument,
 };
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Access, CacheMode, Format, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
+use zebu::{Access, CacheMode, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
 use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.
@@ -241,15 +242,15 @@ impl CostsArgs {
     }
 
     /// Keys of a chain of which no option tells any: those that names have, and those that are typed.
-    pub(crate) fn keys(self, secrets: &Secrets) -> Keys {
-        with_prompt(with_names(Keys::default().with_costs(self.header_costs), secrets))
+    pub(crate) fn keys(self, dialect: Program, secrets: &Secrets) -> Keys {
+        with_prompt(dialect, with_names(Keys::default().with_costs(self.header_costs), secrets))
     }
 }
 
 impl ImageArgs {
     /// Keys of a chain of which no option tells any.
-    pub(crate) fn keys(&self, secrets: &Secrets) -> Keys {
-        self.costs.keys(secrets)
+    pub(crate) fn keys(&self, dialect: Program, secrets: &Secrets) -> Keys {
+        self.costs.keys(dialect, secrets)
     }
 
     /// Reads `name` as a file name or, with `--image-opts`, as a list of options, and joins it with the rest of the
@@ -258,7 +259,7 @@ impl ImageArgs {
         &self,
         context: &Context,
         name: &OsStr,
-        format: Option<Format>,
+        format: Option<&NamedFormat>,
         cache: CacheMode,
         access: Access,
     ) -> Result<ImageSpec, Failure> {
@@ -270,7 +271,7 @@ impl ImageArgs {
         &self,
         context: &Context,
         name: &OsStr,
-        format: Option<Format>,
+        format: Option<&NamedFormat>,
         cache: CacheMode,
         access: Access,
         sources: Sources,
@@ -280,14 +281,14 @@ impl ImageArgs {
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
-                .format(format)
+                .format(format.map(|named| named.format))
                 .access(access)
                 .cache(cache)
                 .refs(allowed_references(context.dialect, &self.allow_refs)?)
                 .remote(opener(context, &self.allow_refs)?)
-                .lock_wait(lock_wait())
+                .lock_wait(lock_wait(context.dialect))
                 .probe(context.dialect.probe())
-                .keys(self.keys(&secrets)),
+                .keys(self.keys(context.dialect, &secrets)),
             aio: None,
             discard: None,
             detect_zeroes: None,
@@ -300,7 +301,9 @@ impl ImageArgs {
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };
-        check_protocol(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+        if let Some(format) = format.filter(|_| !self.image_opts) {
+            format.check(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+        }
         if self.image_opts {
             if format.is_some() {
                 return Err(Failure::usage("--image-opts and --format are mutually exclusive"));
@@ -314,7 +317,7 @@ impl ImageArgs {
         } else if let Some(opts) = name.to_str().and_then(|name| ImageOpts::of_json_name(context, name)) {
             opts.and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
-            spec.options.format = spec.options.format.or(format);
+            spec.options.format = spec.options.format.or(format.map(|named| named.format));
         } else {
             spec.path = context.image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }

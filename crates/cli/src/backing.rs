@@ -7,7 +7,7 @@ use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
 use crate::remote_names::{given_only, is_server_name};
 use crate::session::Session;
-use crate::values::format_argument;
+use crate::values::{NamedFormat, format_argument};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
@@ -52,16 +52,16 @@ pub(crate) fn found_as(context: &Context, name: &str, check: CheckName) -> Resul
 pub(crate) fn join(
     context: &Context,
     option: Option<&str>,
-    option_format: Option<Format>,
+    option_format: Option<&NamedFormat>,
     create_file: Option<&str>,
     create_format: Option<&str>,
     check: CheckName,
 ) -> Result<Option<BackingSpec>, Failure> {
     let named_format = create_format
-        .map(format_argument)
+        .map(|name| format_argument(context.dialect, name))
         .transpose()
         .map_err(|reason| Failure::new(format!("backing_fmt: {reason}")))?;
-    let format = match (option_format, named_format) {
+    let format = match (option_format.map(|named| named.format), named_format) {
         (Some(a), Some(b)) if a != b => {
             return Err(Failure::usage("the backing format is given twice, and differently"));
         }
@@ -73,6 +73,10 @@ pub(crate) fn join(
         }
         (a, b) => a.or(b),
     };
+    if let (Some(name), Some(format), CheckName::AnyPlace) = (name, option_format, check) {
+        let fail = |reason| Failure::new(format!("Could not open the backing file '{name}': {reason}"));
+        format.check(OsStr::new(name)).map_err(fail)?;
+    }
     match name {
         Some(name) => Ok(Some(BackingSpec { name: found_as(context, name, check)?, format })),
         None if format.is_some() => Err(Failure::usage("a backing format is given, but no backing file")),
@@ -136,7 +140,7 @@ fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Imag
         .probe(session.context().dialect.probe())
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
-        .lock_wait(lock_wait())
+        .lock_wait(lock_wait(session.context().dialect))
         .remote(given_only(session.context()));
     let worker = session.worker();
     worker.block_on(async {
@@ -164,7 +168,7 @@ mod tests {
         let joined = join(
             &Context::new(Program::Zebu),
             Some("a"),
-            Some(Format::Raw),
+            Some(&Format::Raw.into()),
             Some("a"),
             Some("raw"),
             CheckName::AnyPlace,
@@ -177,8 +181,15 @@ mod tests {
                 .is_err()
         );
         assert!(
-            join(&Context::new(Program::Zebu), None, Some(Format::Raw), None, None, CheckName::AnyPlace)
-                .is_err()
+            join(
+                &Context::new(Program::Zebu),
+                None,
+                Some(&Format::Raw.into()),
+                None,
+                None,
+                CheckName::AnyPlace
+            )
+            .is_err()
         );
         assert!(
             join(&Context::new(Program::Zebu), None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace)

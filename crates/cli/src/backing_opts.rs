@@ -54,7 +54,7 @@ impl BackingOpts {
         let step = &mut self.steps[index];
         match own {
             _ if is_end => step.is_none = true,
-            "driver" => step.format = Some(format_argument(value)?),
+            "driver" => step.format = Some(format_argument(dialect, value)?),
             "file.driver" if value == "nbd" => step.nbd.name(),
             "file.driver" if value == "rbd" => step.rbd.name(),
             "file.driver" if HttpOpts::is_driver(value) => step.http.name(value),

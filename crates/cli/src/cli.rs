@@ -10,7 +10,7 @@ use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::stdout;
-use crate::program::{self, Program};
+use crate::program::Program;
 use crate::qemu_names;
 use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
@@ -214,8 +214,8 @@ impl Command {
             Command::Serve(args) => serve::run(args, context),
             Command::Ctl(args) => ctl::run(args, context),
             Command::Attach(args) => attach::run(args),
-            Command::Mount(args) => mount::run(args),
-            Command::Devices(args) => devices::list(args),
+            Command::Mount(args) => mount::run(args, context),
+            Command::Devices(args) => devices::list(args, context),
             Command::Detach(args) => devices::detach(args),
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
@@ -228,7 +228,6 @@ impl Command {
 
 /// Reads the command line of the program that was called, runs the command, prints what went wrong.
 pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
-    program::set(context.dialect);
     match context.dialect {
         Program::Zebu => match Cli::try_parse_from(arguments) {
             Ok(cli) => cli.finish(context),
@@ -245,25 +244,26 @@ impl Cli {
     pub(crate) fn finish(&self, context: &Context) -> ExitCode {
         match self.command.run(context) {
             Ok(code) => ExitCode::from(code),
-            Err(failure) => report(&failure, Some(self.command.name())),
+            Err(failure) => report(context.dialect, &failure, Some(self.command.name())),
         }
     }
 }
 
 /// Prints what went wrong; the exit code is the failure's.
-pub(crate) fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
+pub(crate) fn report(dialect: Program, failure: &Failure, command: Option<&str>) -> ExitCode {
     // There is nobody left to tell if standard error is gone.
-    let _ = std::io::stderr().write_all(failure.text(command).as_bytes());
+    let _ = std::io::stderr().write_all(failure.text(dialect, command).as_bytes());
     ExitCode::from(failure.exit)
 }
 
 /// Help and version go to standard output; a wrong command line is told as every failure is.
 fn report_usage(error: &clap::Error) -> ExitCode {
-    report_usage_as(error, |error, _| Failure::usage(usage_message(error)))
+    report_usage_as(Program::Zebu, error, |error, _| Failure::usage(usage_message(error)))
 }
 
 /// The same, where a wrong command line has the words of `failure`.
 pub(crate) fn report_usage_as(
+    dialect: Program,
     error: &clap::Error,
     failure: impl FnOnce(&clap::Error, Option<&str>) -> Failure,
 ) -> ExitCode {
@@ -273,7 +273,7 @@ pub(crate) fn report_usage_as(
         let text = if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
         return match stdout::print(&text) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => report(&failure, None),
+            Err(failure) => report(dialect, &failure, None),
         };
     }
     let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
@@ -282,7 +282,7 @@ pub(crate) fn report_usage_as(
     if command.as_deref() == Some("compare") && error.kind() == ErrorKind::ValueValidation {
         failure = failure.with_exit(compare::EXIT_OPEN);
     }
-    report(&failure, command.as_deref())
+    report(dialect, &failure, command.as_deref())
 }
 
 /// A text about a wrong command line, without the secrets of the values that it quotes.

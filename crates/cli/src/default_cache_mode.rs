@@ -3,6 +3,7 @@
 
 use crate::image_spec::ImageSpec;
 use crate::output::stderr;
+use crate::program::Program;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,10 @@ impl DefaultCacheMode {
         {
             spec.options.cache = CacheMode::None;
             if session.verbose {
-                stderr::tell("reads of the source: O_DIRECT, since little of it is in the page cache");
+                stderr::tell(
+                    session.context().dialect,
+                    "reads of the source: O_DIRECT, since little of it is in the page cache",
+                );
             }
         }
     }
@@ -89,18 +93,21 @@ impl DefaultCacheMode {
         {
             spec.options.cache = CacheMode::None;
             if session.verbose {
-                stderr::tell("reads of the source: O_DIRECT, to lose no more than what can't be read");
+                stderr::tell(
+                    session.context().dialect,
+                    "reads of the source: O_DIRECT, to lose no more than what can't be read",
+                );
             }
         }
     }
 
     /// Says on standard error what was chosen.
-    pub(crate) fn tell(&self, what: &str) {
+    pub(crate) fn tell(&self, dialect: Program, what: &str) {
         let how = match self.mode {
             CacheMode::None => "O_DIRECT",
             _ => "through the page cache, whose pages are dropped at the end",
         };
-        stderr::tell(&format!("I/O of {what}: {how}"));
+        stderr::tell(dialect, &format!("I/O of {what}: {how}"));
     }
 
     /// Drops what is durable of the files from the page cache.

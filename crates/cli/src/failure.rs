@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::named_disks::Named;
 use crate::output::printable::printable;
-use crate::program;
+use crate::program::Program;
 use crate::secrets_in_names::without_secrets;
 use rustix::io::Errno;
 use std::error::Error as _;
@@ -149,20 +149,20 @@ impl Failure {
     }
 
     /// The text for standard error, line ends included: one line, and the hint at the help after a usage error.
-    pub(crate) fn text(&self, command: Option<&str>) -> String {
+    pub(crate) fn text(&self, dialect: Program, command: Option<&str>) -> String {
         let Some(message) = &self.message else { return String::new() };
-        let program = program::called();
         let full = match command {
-            Some(command) => format!("{} {command}", program.name()),
-            None => program.name().to_owned(),
+            Some(command) => format!("{} {command}", dialect.name()),
+            None => dialect.name().to_owned(),
         };
-        let name = if self.kind == FailureKind::Option { &full } else { program.name() };
+        let name = if self.kind == FailureKind::Option { &full } else { dialect.name() };
+        let message = if dialect.is_qemu() { &message.replace(DEFAULTS, "") } else { message };
         let mut text = format!("{name}: {}\n", printable(message));
         if let Some(hint) = self.hint {
             let _ = writeln!(text, "{hint}");
         }
         if self.kind != FailureKind::Runtime {
-            let information = if program.is_qemu() { "info" } else { "information" };
+            let information = if dialect.is_qemu() { "info" } else { "information" };
             let _ = writeln!(text, "Try '{full} --help' for more {information}");
         }
         text
@@ -266,6 +266,9 @@ fn remedy(error: &zebu::Error) -> String {
     known.to_owned()
 }
 
+/// What widens the references of all command lines; texts under QEMU's names leave it out.
+const DEFAULTS: &str = "; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed";
+
 /// The options that let an image name a file which it may not name.
 fn reference_remedy(remedy: Option<&Remedy>) -> String {
     let mut options = match remedy {
@@ -277,8 +280,8 @@ fn reference_remedy(remedy: Option<&Remedy>) -> String {
         Some(Remedy::NameFile) => "--image-opts".to_owned(),
         _ => "--allow-refs says which files an image may name".to_owned(),
     };
-    if !program::called().is_qemu() && remedy != Some(&Remedy::NameFile) {
-        options.push_str("; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed");
+    if remedy != Some(&Remedy::NameFile) {
+        options.push_str(DEFAULTS);
     }
     format!(" ({options})")
 }
@@ -286,17 +289,19 @@ fn reference_remedy(remedy: Option<&Remedy>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Program;
 
     #[test]
     fn a_message_is_one_line_whatever_the_file_is_called() {
         let failure = Failure::new("Could not open 'a\nb\u{1b}[2J': gone");
-        assert_eq!(failure.text(Some("info")), "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n");
+        assert_eq!(
+            failure.text(Program::Zebu, Some("info")),
+            "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n"
+        );
     }
 
     #[test]
     fn usage_errors_point_at_the_help_of_the_command() {
-        let text = Failure::usage("Expecting image file name").text(Some("resize"));
+        let text = Failure::usage("Expecting image file name").text(Program::Zebu, Some("resize"));
         assert_eq!(text, "zebu: Expecting image file name\nTry 'zebu resize --help' for more information\n");
     }
 

@@ -246,7 +246,7 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.http.name(value);
                 }
-                _ => self.format = Some(format_argument(value)?),
+                _ => self.format = Some(format_argument(context.dialect, value)?),
             },
             "file.driver" if value == "nbd" => self.nbd.name(),
             "file.driver" if value == "rbd" => self.rbd.name(),

@@ -2,7 +2,7 @@
 
 use crate::output::printable::printable;
 use crate::output::stderr;
-use crate::program;
+use crate::program::Program;
 use crate::serve::log_lines;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -35,15 +35,16 @@ impl RemoteCache {
     /// A file on a web server with the cache before it; `Err` within `Ok`: why it can't be cached.
     pub(crate) fn cached(
         &self,
+        dialect: Program,
         choice: &CacheChoice,
         disk: &Arc<HttpDisk>,
         memory: u64,
     ) -> Result<Result<Arc<CachedDisk>, &'static str>, RemoteError> {
-        match self.with_cache(choice, disk, memory) {
+        match self.with_cache(dialect, choice, disk, memory) {
             Err(error) if NO_PLACE.contains(&error.errno()) => {
                 let words =
                     format!("nothing of '{}' is kept: '{}': {}", disk.name(), error.name(), error.reason());
-                log_lines::say(format!("{}: {}\n", program::called().name(), printable(&words)));
+                log_lines::say(format!("{}: {}\n", dialect.name(), printable(&words)));
                 Ok(Err("the cache has no place for it"))
             }
             cached => cached,
@@ -52,11 +53,12 @@ impl RemoteCache {
 
     fn with_cache(
         &self,
+        dialect: Program,
         choice: &CacheChoice,
         disk: &Arc<HttpDisk>,
         memory: u64,
     ) -> Result<Result<Arc<CachedDisk>, &'static str>, RemoteError> {
-        let cache = self.cache(choice)?;
+        let cache = self.cache(dialect, choice)?;
         let version = match disk.version() {
             Ok(version) => version,
             Err(reason) => return Ok(Err(reason)),
@@ -98,13 +100,13 @@ impl RemoteCache {
     }
 
     /// Says what the cache did (`-v`), if there is one.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn tell(&self, dialect: Program) {
         let open = self.0.lock();
         let Some((CacheChoice { directory, .. }, cache)) = &*open else { return };
-        tell_of(directory, cache.stats());
+        tell_of(dialect, directory, cache.stats());
     }
 
-    fn cache(&self, choice: &CacheChoice) -> Result<Arc<RangeCache>, RemoteError> {
+    fn cache(&self, dialect: Program, choice: &CacheChoice) -> Result<Arc<RangeCache>, RemoteError> {
         let mut open = self.0.lock();
         if let Some((known, cache)) = &*open
             && known == choice
@@ -112,8 +114,8 @@ impl RemoteCache {
             return Ok(Arc::clone(cache));
         }
         // Whoever reads the messages may take none for as long as they like, and reads are not to wait for that.
-        let options = RangeCacheOptions::new(choice.size.unwrap_or(DEFAULT_SIZE), |message| {
-            log_lines::say(format!("{}: {}\n", program::called().name(), printable(message)));
+        let options = RangeCacheOptions::new(choice.size.unwrap_or(DEFAULT_SIZE), move |message| {
+            log_lines::say(format!("{}: {}\n", dialect.name(), printable(message)));
         });
         let cache = RangeCache::open(&choice.directory, options)?;
         *open = Some((choice.clone(), Arc::clone(&cache)));
@@ -121,11 +123,14 @@ impl RemoteCache {
     }
 }
 
-fn tell_of(directory: &Path, stats: CacheStats) {
+fn tell_of(dialect: Program, directory: &Path, stats: CacheStats) {
     let CacheStats { hits, fetched, stored, not_stored, evicted, bad_blocks, .. } = stats;
-    stderr::tell(&format!(
-        "cache '{}': {hits} bytes read from it, {fetched} bytes fetched, {stored} stored, {not_stored} not stored, {evicted} \
+    stderr::tell(
+        dialect,
+        &format!(
+            "cache '{}': {hits} bytes read from it, {fetched} bytes fetched, {stored} stored, {not_stored} not stored, {evicted} \
          evicted, {bad_blocks} blocks with wrong bytes",
-        directory.display()
-    ));
+            directory.display()
+        ),
+    );
 }

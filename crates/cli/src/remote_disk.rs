@@ -1,7 +1,7 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
-use crate::program;
+use crate::program::Program;
 use crate::remote_cache::{CacheChoice, RemoteCache};
 use crate::uploads::Uploads;
 use serde::Serialize;
@@ -227,14 +227,19 @@ impl RemoteDisks {
     }
 
     /// A disk on a server, to be used for `access`; one that is known stays connected.
-    pub(crate) fn open(&self, name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
+    pub(crate) fn open(
+        &self,
+        dialect: Program,
+        name: RemoteName,
+        access: Access,
+    ) -> Result<Arc<dyn Storage>, IoError> {
         let mut opened = self.opened.lock();
         let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
         let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
         let disk = if let Some(disk) = known {
             disk
         } else {
-            let disk = self.connect(&name, access)?;
+            let disk = self.connect(dialect, &name, access)?;
             opened.push((name, disk.clone()));
             disk
         };
@@ -289,16 +294,19 @@ impl RemoteDisks {
     }
 
     /// Says what went over the network (`-v`), if anything did.
-    pub(crate) fn tell_transfers(&self, uploads: &Uploads) {
-        self.cache.tell();
+    pub(crate) fn tell_transfers(&self, dialect: Program, uploads: &Uploads) {
+        self.cache.tell(dialect);
         let opened = self.opened.lock();
         for (_, disk) in opened.iter() {
             let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
             let name = disk.name();
-            stderr::tell(&format!(
-                "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
+            stderr::tell(
+                dialect,
+                &format!(
+                    "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
                  {reconnects} reconnections"
-            ));
+                ),
+            );
             let uncached = match disk {
                 Disk::Nbd(_) => {
                     self.given().cache.map(|_| "an NBD server does not mark versions of its disks")
@@ -307,15 +315,15 @@ impl RemoteDisks {
                 Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
             };
             if let Some(reason) = uncached {
-                stderr::tell(&format!("{name}: not cached: {reason}"));
+                stderr::tell(dialect, &format!("{name}: not cached: {reason}"));
             }
             if let Some(failure) = disk.last_failure() {
                 let what =
                     if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
-                stderr::tell(&format!("{name}: {what}: {failure}"));
+                stderr::tell(dialect, &format!("{name}: {what}: {failure}"));
             }
         }
-        uploads.tell();
+        uploads.tell(dialect);
     }
 
     /// Has reads of all disks over the network go past all copies, while what is returned lives.
@@ -344,7 +352,7 @@ impl RemoteDisks {
     }
 
     /// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
-    pub(crate) fn tell_given_up(&self) {
+    pub(crate) fn tell_given_up(&self, dialect: Program) {
         let opened = self.opened.lock();
         for (_, disk) in opened.iter() {
             let given_up = match disk {
@@ -353,22 +361,22 @@ impl RemoteDisks {
                 Disk::Rbd(disk) => disk.given_up(),
             };
             if let Some(reason) = given_up {
-                stderr::tell(&format!("{}: {reason}", disk.name()));
+                stderr::tell(dialect, &format!("{}: {reason}", disk.name()));
             }
         }
     }
 
-    fn connect(&self, name: &RemoteName, access: Access) -> Result<Disk, IoError> {
+    fn connect(&self, dialect: Program, name: &RemoteName, access: Access) -> Result<Disk, IoError> {
         let connected = match name {
             RemoteName::Nbd { address, options } => {
                 NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
             }
             RemoteName::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
-                .and_then(|disk| self.with_cache(disk, options.memory)),
+                .and_then(|disk| self.with_cache(dialect, disk, options.memory)),
             RemoteName::Object { name, options } => {
                 let urls = signed_urls(name.clone(), (**options).clone());
                 HttpDisk::open_signed(urls, (**options).clone())
-                    .and_then(|disk| self.with_cache(disk, options.memory))
+                    .and_then(|disk| self.with_cache(dialect, disk, options.memory))
             }
             RemoteName::Rbd { name: image } => {
                 let (image, options) = ((**image).clone(), RbdOptions::default());
@@ -384,19 +392,22 @@ impl RemoteDisks {
     }
 
     /// An object, with the cache before it that the command line asks for.
-    fn with_cache(&self, disk: HttpDisk, memory: u64) -> Result<Disk, RemoteError> {
+    fn with_cache(&self, dialect: Program, disk: HttpDisk, memory: u64) -> Result<Disk, RemoteError> {
         let disk = Arc::new(disk);
         // What is read in one piece is of one version. QEMU's programs say nothing.
-        if !disk.has_versions() && !disk.is_streamed() && !program::called().is_qemu() {
-            stderr::tell(&format!(
-                "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
+        if !disk.has_versions() && !disk.is_streamed() && !dialect.is_qemu() {
+            stderr::tell(
+                dialect,
+                &format!(
+                    "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
                  may be put together of two versions",
-                disk.name()
-            ));
+                    disk.name()
+                ),
+            );
         }
         let (cached, uncached) = match self.given().cache {
             None => (None, None),
-            Some(choice) => match self.cache.cached(&choice, &disk, memory)? {
+            Some(choice) => match self.cache.cached(dialect, &choice, &disk, memory)? {
                 Ok(cached) => (Some(cached), None),
                 Err(reason) => (None, Some(reason)),
             },

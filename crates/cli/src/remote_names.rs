@@ -118,7 +118,11 @@ struct Opener {
 impl Opener {
     fn open_remote(&self, name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
         let url = name.shown();
-        File::from_storage(self.context.disks.remote.open(name, flags.access)?, &url, flags)
+        File::from_storage(
+            self.context.disks.remote.open(self.context.dialect, name, flags.access)?,
+            &url,
+            flags,
+        )
     }
 
     /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name, or the

@@ -2,13 +2,13 @@
 
 use crate::arguments::EngineArgs;
 use crate::context::Context;
-use crate::damage_told;
+use crate::damage_told::DamageNotice;
 use crate::failure::Failure;
 use crate::graph::{Filtered, filtered};
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
-use crate::program::{self, Program};
+use crate::program::Program;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -25,6 +25,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 /// One worker on the thread of the command.
 pub(crate) struct Session {
     context: Context,
+    damage: DamageNotice,
     worker: Worker,
     config: WorkerConfig,
     /// Whether the way of the I/O is told on standard error.
@@ -53,9 +54,15 @@ impl Session {
         config.threads = config.threads.max(depth.min(64) as usize);
         let worker = Worker::new(&config)?;
         if args.verbose {
-            stderr::tell(&describe_worker(&worker));
+            stderr::tell(context.dialect, &describe_worker(&worker));
         }
-        Ok(Self { context: context.clone(), worker, config, verbose: args.verbose })
+        Ok(Self {
+            context: context.clone(),
+            damage: DamageNotice::of(context.dialect),
+            worker,
+            config,
+            verbose: args.verbose,
+        })
     }
 
     /// Has reads leave no page in the page cache that was not there before.
@@ -66,6 +73,11 @@ impl Session {
     /// The command line that this is the worker of.
     pub(crate) fn context(&self) -> &Context {
         &self.context
+    }
+
+    /// The message of an image that was marked as corrupt.
+    pub(crate) fn damage(&self) -> &DamageNotice {
+        &self.damage
     }
 
     /// The worker.
@@ -101,7 +113,7 @@ impl Session {
             ));
         }
         let mut options = spec.options.clone();
-        if program::called().is_qemu() {
+        if self.context.dialect.is_qemu() {
             self.guess_raw(spec, &mut options);
             options.damage = DamageMark::Set;
         }
@@ -109,7 +121,7 @@ impl Session {
             .block_on(async {
                 let mut image = Image::open(&self.worker, &spec.path, &options).await;
                 // A format that can't be written is read all the same; a write fails.
-                if program::called() == Program::QemuIo
+                if self.context.dialect == Program::QemuIo
                     && matches!(&image, Err(error) if error.kind() == ErrorKind::Unsupported)
                     && let Ok(read) =
                         Image::open(&self.worker, &spec.path, &options.access(Access::ReadOnly)).await
@@ -119,7 +131,7 @@ impl Session {
                 }
                 let image = image?;
                 // QEMU marks bitmaps as in use when it opens an image; who looks meanwhile, or after a crash, finds them so.
-                let is_served = matches!(program::called(), Program::QemuIo | Program::QemuNbd);
+                let is_served = matches!(self.context.dialect, Program::QemuIo | Program::QemuNbd);
                 if is_served && spec.options.access == Access::ReadWrite && !image.bitmaps().is_empty() {
                     image.take_bitmaps_into_use(&self.worker).await?;
                 }
@@ -132,7 +144,7 @@ impl Session {
     /// for qemu-nbd: its clients could write a header that is taken for another format the next time.
     fn guess_raw(&self, spec: &ImageSpec, options: &mut OpenOptions) {
         let is_asked = options.format.is_none() && options.access == Access::ReadWrite;
-        if !is_asked || program::called() == Program::QemuNbd {
+        if !is_asked || self.context.dialect == Program::QemuNbd {
             return;
         }
         let reading = options
@@ -199,7 +211,7 @@ impl Session {
         let result = self.worker.block_on(image.close(&self.worker));
         match access {
             // Whoever was told that the image is corrupt knows.
-            Access::ReadWrite if damage_told::is_told() => Ok(()),
+            Access::ReadWrite if self.damage.is_told() => Ok(()),
             Access::ReadWrite => result.map_err(|error| Failure::during("could not finish writing", &error)),
             Access::ReadOnly => Ok(()),
         }
@@ -234,9 +246,9 @@ impl Drop for Session {
     fn drop(&mut self) {
         let disks = &self.context.disks;
         disks.remote.cache.finish();
-        disks.remote.tell_given_up();
+        disks.remote.tell_given_up(self.context.dialect);
         if self.verbose {
-            disks.remote.tell_transfers(&disks.uploads);
+            disks.remote.tell_transfers(self.context.dialect, &disks.uploads);
         }
     }
 }

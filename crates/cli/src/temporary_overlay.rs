@@ -24,7 +24,8 @@ impl TemporaryOverlay {
     /// `file` is no image, or can't be opened; there is no place for the overlay.
     pub(crate) fn over(context: &Context, file: &OsStr, format: Option<&str>) -> Result<Self, Failure> {
         let base = local_path(file).map_err(|reason| Failure::opening_name(file, &reason))?;
-        let format = format.map(format_argument).transpose().map_err(Failure::new)?;
+        let format =
+            format.map(|name| format_argument(context.dialect, name)).transpose().map_err(Failure::new)?;
         let worker = Worker::new(&WorkerConfig::default())?;
         let format = format_of(context, &worker, &base, format)?;
         let absolute = std::fs::canonicalize(&base)
@@ -63,7 +64,7 @@ fn format_of(
         .format(format)
         .probe(context.dialect.probe())
         .refs(RefPolicy::All)
-        .lock_wait(lock_wait());
+        .lock_wait(lock_wait(context.dialect));
     worker
         .block_on(async {
             let image = Image::open(worker, base, &options).await?;

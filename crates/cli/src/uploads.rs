@@ -1,6 +1,7 @@
 //! Uploads of this command, and what is told of them.
 
 use crate::output::stderr;
+use crate::program::Program;
 use std::sync::Arc;
 use zebu_storage::sync::Mutex;
 use zebu_store::{Upload, UploadStats};
@@ -27,12 +28,15 @@ impl Uploads {
     }
 
     /// Says what was sent (`-v`), if anything was.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn tell(&self, dialect: Program) {
         for upload in self.0.lock().iter() {
             let (name, UploadStats { sent, sent_bytes, kept, retries, .. }) = (upload.name(), upload.stats());
-            stderr::tell(&format!(
-                "{name}: {sent} parts with {sent_bytes} bytes sent, {kept} parts of an interrupted upload kept, {retries} retries"
-            ));
+            stderr::tell(
+                dialect,
+                &format!(
+                    "{name}: {sent} parts with {sent_bytes} bytes sent, {kept} parts of an interrupted upload kept, {retries} retries"
+                ),
+            );
         }
     }
 }

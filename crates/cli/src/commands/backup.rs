@@ -22,7 +22,7 @@ use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable::{self, UnreadableRange};
-use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
+use crate::values::{NamedFormat, OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ use zebu::jobs::{
     BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
     backup, drop_pages,
 };
-use zebu::{Access, CacheMode, Compression, Format};
+use zebu::{Access, CacheMode, Compression};
 
 /// Arguments of `zebu backup`.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub(crate) struct BackupArgs {
 
     /// Format of the source [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Back this internal snapshot up, given by its id or name
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
@@ -192,7 +192,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let cache = args.source_cache.unwrap_or_default();
-    let mut spec = args.image.resolve(context, &args.source, args.source_format, cache, access)?;
+    let mut spec = args.image.resolve(context, &args.source, args.source_format.as_ref(), cache, access)?;
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     let mut session = Session::start(context, &args.engine, spec.aio)?;
@@ -203,7 +203,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if let Some(source) = &source {
         session.read_uncached();
         if args.engine.verbose {
-            source.tell("the source");
+            source.tell(context.dialect, "the source");
         }
     }
     if args.dry_run {
@@ -212,7 +212,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         });
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait());
+    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait(context.dialect));
     let object = store_name(args.target.as_os_str())?;
     let disk = if object.is_none() { nbd::disk_on_server(context, args.target.as_os_str())? } else { None };
     if object.is_some() {
@@ -233,7 +233,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if args.engine.verbose
         && let Some(unasked) = unasked
     {
-        stderr::tell(&format!("writes to the target: {unasked}"));
+        stderr::tell(context.dialect, &format!("writes to the target: {unasked}"));
     }
     options.cluster_size = args.cluster_size;
     options.compression = match args.compression_type {
@@ -315,25 +315,36 @@ fn back_up(
 
 /// Prints what was done.
 fn tell(args: &BackupArgs, context: &Context, report: &BackupReport) -> Result<u8, Failure> {
-    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    unreadable::tell(
+        context.dialect,
+        &report.unreadable_ranges,
+        report.unreadable_range_count,
+        report.unreadable,
+    );
     if let (Some(bitmap), Some(previous), 1..) = (&args.bitmap, &args.previous, report.compared) {
-        stderr::tell(&format!(
-            "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
+        stderr::tell(
+            context.dialect,
+            &format!(
+                "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
              that, and is the same ({} bytes)",
-            previous.display(),
-            report.compared
-        ));
+                previous.display(),
+                report.compared
+            ),
+        );
     }
     if let Some(name) = &report.kept_bitmap {
-        stderr::tell(&format!(
-            "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
+        stderr::tell(
+            context.dialect,
+            &format!(
+                "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
              it again"
-        ));
+            ),
+        );
     }
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(report),
-            OutputFormat::Json => json::to_text(&json_report(&context.disks, report))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(&context.disks, report))?,
         })?;
     }
     Ok(0)

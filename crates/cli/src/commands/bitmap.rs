@@ -6,11 +6,11 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::formats;
+use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
-use zebu::{Access, BitmapRecording, CacheMode, Chain, Format, Image, NewBitmap};
+use zebu::{Access, BitmapRecording, CacheMode, Chain, Image, NewBitmap};
 
 /// Arguments of `zebu bitmap`.
 #[derive(Debug, clap::Args)]
@@ -28,11 +28,11 @@ pub(crate) struct BitmapArgs {
 
     /// Format of the image whose bitmap is merged [default: probed]
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats(), requires = "source_file")]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     #[command(flatten)]
     image: ImageArgs,
@@ -139,15 +139,25 @@ pub(crate) fn run(args: &BitmapArgs, context: &Context) -> Result<u8, Failure> {
     if args.source_file.is_some() && !actions.iter().any(|action| matches!(action, Action::Merge(_))) {
         return Err(Failure::usage("Merge bitmap source file only supported with --merge"));
     }
-    let mut spec =
-        args.image.resolve(context, &args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        CacheMode::Writeback,
+        Access::ReadWrite,
+    )?;
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     let source = match &args.source_file {
         Some(name) => {
             let image = ImageArgs { image_opts: false, ..args.image.clone() };
-            let mut spec =
-                image.resolve(context, name, args.source_format, CacheMode::Writeback, Access::ReadOnly)?;
+            let mut spec = image.resolve(
+                context,
+                name,
+                args.source_format.as_ref(),
+                CacheMode::Writeback,
+                Access::ReadOnly,
+            )?;
             spec.options.chain = Chain::TopOnly;
             Some(spec)
         }

@@ -6,9 +6,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
-use crate::values::{OutputFormat, caches, formats};
+use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::io::Write;
@@ -37,7 +37,7 @@ pub(crate) struct CheckArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image
     #[arg(
@@ -76,9 +76,10 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
     }
     let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.inspect.image.resolve(context, &args.filename, args.format, args.cache, access)?;
+    let mut spec =
+        args.inspect.image.resolve(context, &args.filename, args.format.as_ref(), args.cache, access)?;
     args.inspect.force_share.apply(&mut spec);
-    refuse_what_a_check_never_uses(&spec)?;
+    refuse_what_a_check_never_uses(context.dialect, &spec)?;
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if format_of(&session, &spec)? != Format::Qcow2 {
         return Err(Failure::new("This image format does not support checks").with_exit(EXIT_NOT_SUPPORTED));
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
                 .cache_size
                 .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         )
-        .max_findings(if program::called().is_qemu() {
+        .max_findings(if context.dialect.is_qemu() {
             QEMU_FINDINGS
         } else {
             CheckOptions::default().max_findings
@@ -108,11 +109,13 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
     let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
     let report = result.map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     watch.finish();
-    let findings = report_text::findings_text(&report);
+    let findings = report_text::findings_text(context.dialect, &report);
     // Findings are told beside the report; that nobody listens to them changes nothing.
     let _ = std::io::stderr().write_all(findings.as_bytes());
     match args.inspect.output {
-        OutputFormat::Json => stdout::print(&report_text::json_text(&report, &spec.path.to_string_lossy())?)?,
+        OutputFormat::Json => {
+            stdout::print(&report_text::json_text(context.dialect, &report, &spec.path.to_string_lossy())?)?
+        }
         OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
         OutputFormat::Human => {}
     }
@@ -120,13 +123,13 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
 }
 
 /// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.
-fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
+fn refuse_what_a_check_never_uses(dialect: Program, spec: &ImageSpec) -> Result<(), Failure> {
     let OpenOptions { slice_size, data_file, zero_policy, .. } = &spec.options;
     let unused = [
         (slice_size.is_some(), "a slice size"),
         (data_file.is_some(), "a data file"),
         // QEMU takes it, and looks for nothing in it either.
-        (describes_backing(&spec.options) && !program::called().is_qemu(), "a backing file"),
+        (describes_backing(&spec.options) && !dialect.is_qemu(), "a backing file"),
         (*zero_policy != ZeroPolicy::Auto, "a zero policy"),
     ];
     match unused.iter().find(|(given, _)| *given) {

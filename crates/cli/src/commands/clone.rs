@@ -12,13 +12,13 @@ use crate::reference_defaults::allowed_references;
 use crate::remote_names::{backing_argument, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
-use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
+use crate::values::{NamedFormat, OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
-use zebu::{CacheMode, ErrorKind, Format, Keys, OpenOptions};
+use zebu::{CacheMode, ErrorKind, Keys, OpenOptions};
 
 /// Bytes of a cluster that direct writes suit.
 const DEFAULT_CLUSTER: u64 = 64 << 10;
@@ -36,7 +36,7 @@ pub(crate) struct CloneArgs {
 
     /// Format of the source [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of both files [default: none where their file systems can, else writeback without pages that stay]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
             Mode::Reflink => CloneMode::Reflink,
             Mode::Overlay => CloneMode::Overlay,
         })
-        .format(args.format)
+        .format(args.format.as_ref().map(|named| named.format))
         .cache(args.cache.unwrap_or_default())
         .refs(allowed_references(context.dialect, &args.allow_refs)?)
         .remote(opener(context, &args.allow_refs)?)
@@ -167,7 +167,7 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(args, &report),
-            OutputFormat::Json => json::to_text(&json_report(args, report))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(args, report))?,
         })?;
     }
     Ok(0)
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
 /// The passphrases of an encrypted source, and of what it stands on.
 fn keys(args: &CloneArgs, context: &Context) -> Result<Keys, Failure> {
     let secrets = args.secrets.read(&context.disks, Sources::All)?;
-    let mut keys = args.costs.keys(&secrets);
+    let mut keys = args.costs.keys(context.dialect, &secrets);
     if let Some(id) = &args.key_secret {
         keys = keys.with(0, secrets.get(id).map_err(Failure::new)?);
     }
@@ -200,7 +200,7 @@ fn go_past_cache(
     let mut spec = ImageSpec {
         path: source.to_owned(),
         options: OpenOptions::default()
-            .format(args.format)
+            .format(args.format.as_ref().map(|named| named.format))
             .refs(options.refs.clone())
             .keys(options.keys.clone()),
         aio: None,
@@ -218,8 +218,8 @@ fn go_past_cache(
     let source = DefaultCacheMode::unless_asked(None, CacheMode::default(), session, &mut spec)?;
     let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
     if args.engine.verbose {
-        source.tell("the source");
-        stderr::tell(&format!("writes to the target: {target}"));
+        source.tell(session.context().dialect, "the source");
+        stderr::tell(session.context().dialect, &format!("writes to the target: {target}"));
     }
     if source.mode == CacheMode::None && target == UnaskedWrites::Direct {
         options.cache = CacheMode::None;

@@ -6,12 +6,12 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::{Failure, errno_text};
 use crate::output::stdout;
 use crate::session::Session;
-use crate::values::{Rate, caches, formats, rate_argument};
+use crate::values::{NamedFormat, Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
-use zebu::{Access, BaseName, CacheMode, ErrorKind, Format};
+use zebu::{Access, BaseName, CacheMode, ErrorKind};
 
 /// Arguments of `zebu commit`.
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,7 @@ pub(crate) struct CommitArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the images [default: none where their file systems can, else writeback without pages that stay]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(
         context,
         &args.filename,
-        args.format,
+        args.format.as_ref(),
         args.cache.unwrap_or_default(),
         Access::ReadWrite,
     )?;
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
     if let Some(unasked) = &unasked {
         session.read_uncached();
         if args.engine.verbose {
-            unasked.tell("the images");
+            unasked.tell(context.dialect, "the images");
         }
     }
     let base = args

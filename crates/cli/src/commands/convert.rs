@@ -19,7 +19,7 @@ use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::program;
+use crate::program::Program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
 use crate::remote_names::given_only;
@@ -30,7 +30,9 @@ use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable;
-use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
+use crate::values::{
+    Aio, NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats,
+};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
@@ -59,11 +61,11 @@ pub(crate) struct ConvertArgs {
 
     /// Format of the sources [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Format of the target [default: raw]
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
-    target_format: Option<Format>,
+    target_format: Option<NamedFormat>,
 
     /// Options of the new image, as key=value,... (-o help lists them)
     #[arg(short = 'o', long, value_name = "OPTIONS")]
@@ -87,7 +89,7 @@ pub(crate) struct ConvertArgs {
 
     /// Format of the backing file of the target
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Write into a target that exists; everything in it is overwritten
     #[arg(short = 'n', long)]
@@ -121,7 +123,7 @@ pub(crate) struct ConvertArgs {
     copy_range_offloading: bool,
 
     /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = parallel_argument)]
+    #[arg(short = 'm', long, value_name = "NUM", value_parser = pieces())]
     parallel: Option<u16>,
 
     /// Threads that copy
@@ -206,9 +208,13 @@ fn sparse_argument(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn parallel_argument(text: &str) -> Result<u16, String> {
-    let most = if program::called().is_qemu() { 16 } else { 256 };
-    let what = if program::called().is_qemu() { "number of coroutines" } else { "number of pieces" };
+fn pieces() -> Words<u16> {
+    Words::unlisted(parallel_argument)
+}
+
+fn parallel_argument(dialect: Program, text: &str) -> Result<u16, String> {
+    let most = if dialect.is_qemu() { 16 } else { 256 };
+    let what = if dialect.is_qemu() { "number of coroutines" } else { "number of pieces" };
     match text.parse() {
         Ok(number) if (1..=most).contains(&number) => Ok(number),
         Ok(_) => Err(format!("Invalid {what} specified. Must be between 1 and {most}.")),
@@ -226,9 +232,9 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> {
-    option_lists::check(&args.target_options)?;
+    option_lists::check(context.dialect, &args.target_options)?;
     let of_file = if args.files.is_empty() { FileOptions::NotKnown } else { FileOptions::Listed };
-    let opts = CreateOpts::parse(&args.target_options, args.target_format(), of_file);
+    let opts = CreateOpts::parse(context.dialect, &args.target_options, args.target_format(), of_file);
     let opts = match opts.map_err(Failure::new)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
@@ -236,7 +242,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
         }
         ParsedOpts::Use(opts) => opts,
     };
-    let opts = if program::called().is_qemu() { as_qemu(args, opts)? } else { opts };
+    let opts = if context.dialect.is_qemu() { as_qemu(args, opts)? } else { opts };
     if !args.compress
         && let Some(option) = args.compression.given()
     {
@@ -260,13 +266,23 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
-    if args.target_format.is_none() && !args.target_image_opts && !args.dry_run && !pipe::is_pipe(target) {
+    if let Some(named) = args.target_format.as_ref().filter(|_| !args.no_create) {
+        named.check_new(target).map_err(Failure::new)?;
+    }
+    if args.target_format.is_none()
+        && !args.target_image_opts
+        && !args.dry_run
+        && !pipe::is_pipe(context.dialect, target)
+    {
         refuse_plain_text(Path::new(target))?;
     }
-    let spool =
-        if sources.iter().any(|source| pipe::is_pipe(source)) { Some(pipe::Spool::new()?) } else { None };
+    let spool = if sources.iter().any(|source| pipe::is_pipe(context.dialect, source)) {
+        Some(pipe::Spool::new()?)
+    } else {
+        None
+    };
     let spooled = spool.as_ref().map(pipe::Spool::path);
-    let sources = pipe::with_spooled(sources, spooled.as_deref())?;
+    let sources = pipe::with_spooled(context.dialect, sources, spooled.as_deref())?;
     let specs = source_specs(args, context, &sources)?;
     context.disks.names.allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
@@ -278,7 +294,11 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
         session.read_uncached();
     }
     // Where the image goes to standard output, nothing else does.
-    let beside = if pipe::is_pipe(target) { OutputFormat::Json } else { args.output.unwrap_or_default() };
+    let beside = if pipe::is_pipe(context.dialect, target) {
+        OutputFormat::Json
+    } else {
+        args.output.unwrap_or_default()
+    };
     let mut watch = Watch::start(args.progress.beside(beside).mode(args.quiet))?;
     if let Some(spool) = &spool {
         spool.fill(&watch, args.packed.most_of_disk())?;
@@ -305,6 +325,7 @@ fn copy_sources(
     target: &OsStr,
     pass: Pass,
 ) -> Result<u8, Failure> {
+    let dialect = session.context().dialect;
     let written = local_path(target).unwrap_or_default();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
@@ -328,12 +349,12 @@ fn copy_sources(
         return told.map(|()| 0);
     }
     let skipped = skipped_bitmaps(args, &images);
-    if program::called().is_qemu()
+    if dialect.is_qemu()
         && args.bitmaps
         && !args.skip_broken_bitmaps
         && let Some(broken) = broken_bitmaps(&images).first()
     {
-        stderr::tell(&format!("Cannot copy inconsistent bitmap '{broken}'"));
+        stderr::tell(dialect, &format!("Cannot copy inconsistent bitmap '{broken}'"));
         stderr::warn("Try --skip-broken-bitmaps, or use 'qemu-img bitmap --remove' to delete it");
         for image in &images {
             session.close(image, Access::ReadOnly)?;
@@ -346,13 +367,13 @@ fn copy_sources(
     }
     let report = report?;
     for name in &skipped {
-        stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
+        stderr::tell(dialect, &format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
-    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    unreadable::tell(dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     warn_of_lost(report.lost_logical_sector, target);
     match args.output {
         Some(OutputFormat::Json) => {
-            stdout::print(&json::to_text(&json_report(&session.context().disks, &report, skipped))?)?
+            stdout::print(&json::to_text(dialect, &json_report(&session.context().disks, &report, skipped))?)?
         }
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
@@ -374,7 +395,7 @@ fn broken_bitmaps(images: &[Image]) -> Vec<String> {
 impl ConvertArgs {
     /// The format of the target, asked for or not.
     fn target_format(&self) -> Format {
-        self.target_format.unwrap_or(Format::Raw)
+        self.target_format.as_ref().map_or(Format::Raw, |named| named.format)
     }
 }
 
@@ -425,7 +446,7 @@ fn source_specs(
             let mut spec = args.image.resolve(
                 context,
                 source,
-                args.source_format,
+                args.source_format.as_ref(),
                 args.source_cache.unwrap_or_default(),
                 Access::ReadOnly,
             )?;
@@ -445,6 +466,7 @@ fn convert_to(
     target: &OsStr,
     packed: &PackedSources,
 ) -> Result<ConvertReport, Failure> {
+    let dialect = session.context().dialect;
     let mut options = ConvertOptions::default()
         .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
         .source_end(packed.end.clone())
@@ -471,8 +493,8 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
-    if pipe::is_pipe(target) {
-        let way = pipe::way(args, opts)?;
+    if pipe::is_pipe(dialect, target) {
+        let way = pipe::way(dialect, args, opts)?;
         if way != pipe::Way::Spooled {
             let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
             watch.finish();
@@ -499,7 +521,7 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                unasked.tell("the target");
+                unasked.tell(dialect, "the target");
             }
         }
         let content = match packed.pass {
@@ -526,7 +548,12 @@ fn convert_to(
         let mut target = new_target(args, opts, session, target)?;
         let unasked =
             args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
-                |()| UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size),
+                |()| {
+                    UnaskedWrites::of(
+                        &target.path,
+                        opts.create_options(dialect, args.target_format()).cluster_size,
+                    )
+                },
             );
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
@@ -537,7 +564,7 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                stderr::tell(&format!("writes to the target: {unasked}"));
+                stderr::tell(dialect, &format!("writes to the target: {unasked}"));
             }
         }
         let (path, data_file) = (target.path.clone(), target.open.data_file.clone());
@@ -565,10 +592,11 @@ fn packed_reader(
     target: &OsStr,
     pass: Pass,
 ) -> Result<Reader, Failure> {
+    let dialect = session.context().dialect;
     if args.dry_run {
         return Ok(Reader { order: Order::Any, target_size: None });
     }
-    let is_stored = pipe::is_pipe(target) || store_name(target)?.is_some();
+    let is_stored = pipe::is_pipe(dialect, target) || store_name(target)?.is_some();
     let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, session.context(), target)?);
     let target_size = match opts.size {
         _ if is_stored => opts.size,
@@ -609,7 +637,7 @@ fn takes_open_end(
         return Ok(false);
     }
     // The first table of a qcow2 image is made for the largest disk. In one cluster, it is no larger than that of a small one.
-    let cluster = opts.create_options(format).cluster_size;
+    let cluster = opts.create_options(context.dialect, format).cluster_size;
     let most = cluster.saturating_pow(3) / 128;
     Ok(format == Format::Raw || format == Format::Qcow2 && args.packed.most_of_disk() <= most)
 }
@@ -652,13 +680,15 @@ fn existing_target(
     if *opts != CreateOpts::default() {
         return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
-    if args.backing_format.is_some() && !program::called().is_qemu() {
+    if args.backing_format.is_some() && !context.dialect.is_qemu() {
         return Err(Failure::usage(
             "-F can't be used with -n: the target names the format of its backing file",
         ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
-    let format = (!args.target_image_opts).then_some(args.target_format());
+    let raw = Format::Raw.into();
+    let format = args.target_format.as_ref().unwrap_or(&raw);
+    let format = (!args.target_image_opts).then_some(format);
     let mut spec = image.resolve(
         context,
         target,
@@ -681,13 +711,15 @@ fn new_target(
     session: &Session,
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
+    let dialect = session.context().dialect;
     let disks = &session.context().disks;
     let target = &session
         .context()
         .new_image_path(target)
         .map_err(|reason| Failure::creating_name(target, &reason))?;
     let secrets = args.image.secrets.read(disks, Sources::All)?;
-    let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
+    let mut create =
+        opts.create_options_with(dialect, args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
         return Err(Failure::new("Compression and encryption not supported at the same time"));
     }
@@ -707,7 +739,7 @@ fn new_target(
         .resolve(
             session.context(),
             target.as_os_str(),
-            Some(args.target_format()),
+            Some(&args.target_format().into()),
             args.target_cache.unwrap_or(CacheMode::Unsafe),
             Access::ReadWrite,
         )?
@@ -715,7 +747,7 @@ fn new_target(
     let backing = backing::join(
         session.context(),
         args.backing.as_deref(),
-        args.backing_format,
+        args.backing_format.as_ref(),
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
         CheckName::AnyPlace,
@@ -731,7 +763,7 @@ fn new_target(
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
         let path = backing::resolve_given(session.context(), target, &backing.name)?;
-        if program::called().is_qemu() && !disks.names.is_remote(&path) {
+        if dialect.is_qemu() && !disks.names.is_remote(&path) {
             check_backing(target, &path)?;
         }
         create.refs = open.refs.clone();

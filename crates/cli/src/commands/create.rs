@@ -7,14 +7,13 @@ use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
 use crate::output::stdout;
-use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::reference_defaults::allowed_references;
 use crate::remote_names::given_only;
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::{ReferenceRule, formats, reference_argument, target_formats};
+use crate::values::{NamedFormat, ReferenceRule, formats, reference_argument, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -32,7 +31,7 @@ pub(crate) struct CreateArgs {
 
     /// Format of the image
     #[arg(short, long, value_name = "FMT", value_parser = target_formats(), default_value = "raw")]
-    format: Format,
+    format: NamedFormat,
 
     /// Options of the format, as key=value,... (-o help lists them)
     #[arg(short, long, value_name = "OPTIONS")]
@@ -44,7 +43,7 @@ pub(crate) struct CreateArgs {
 
     /// Format of the backing file
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Do not look at the backing file; it need not exist, and SIZE must be given
     #[arg(short = 'u', long)]
@@ -74,17 +73,18 @@ pub(crate) struct CreateArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
-    option_lists::check(&args.options)?;
+    option_lists::check(context.dialect, &args.options)?;
     let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
     let filename = args.filename.clone().unwrap_or_default();
     let fail = |reason: String| Failure::new(format!("{}: {reason}", filename.display()));
-    let opts = match CreateOpts::parse(&args.options, args.format, of_file).map_err(fail)? {
-        ParsedOpts::Help(text) => {
-            stdout::print(&text)?;
-            return Ok(0);
-        }
-        ParsedOpts::Use(opts) => opts,
-    };
+    let opts =
+        match CreateOpts::parse(context.dialect, &args.options, args.format.format, of_file).map_err(fail)? {
+            ParsedOpts::Help(text) => {
+                stdout::print(&text)?;
+                return Ok(0);
+            }
+            ParsedOpts::Use(opts) => opts,
+        };
     if args.filename.is_none() {
         return Err(Failure::usage("Expecting image file name"));
     }
@@ -110,7 +110,7 @@ fn create_options(
     let disks = &session.context().disks;
     let secrets = args.secrets.read(disks, Sources::All)?;
     let mut create = opts
-        .create_options_with(args.format, Some(&secrets))
+        .create_options_with(session.context().dialect, args.format.format, Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
     if let Some(encryption) = &mut create.encryption {
         encryption.costs = args.costs.bounds();
@@ -120,7 +120,7 @@ fn create_options(
         .as_deref()
         .map(|text| {
             let number = match text.strip_prefix('+') {
-                Some(number) if program::called().is_qemu() => number,
+                Some(number) if session.context().dialect.is_qemu() => number,
                 _ => text,
             };
             parse_size(number)
@@ -145,17 +145,17 @@ fn create_options(
     let backing = backing::join(
         session.context(),
         args.backing.as_deref(),
-        args.backing_format,
+        args.backing_format.as_ref(),
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
         if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace },
     )?;
     if let Some(backing) = backing {
-        if args.format != Format::Qcow2 {
+        if args.format.format != Format::Qcow2 {
             return Err(Failure::new(format!(
                 "{}: Backing file not supported for file format '{}'",
                 filename.display(),
-                args.format.name()
+                args.format.format.name()
             )));
         }
         let format = backing::required_format(session, path, &backing)?;
@@ -164,8 +164,8 @@ fn create_options(
             let size = backing::virtual_size(session, found.as_deref().map_err(Failure::clone)?, format)?;
             create.size = create.size.or(Some(size));
         }
-        if create.encryption.is_none() && !program::called().is_qemu() {
-            warn_of_plain_overlay(&found?);
+        if create.encryption.is_none() && !session.context().dialect.is_qemu() {
+            warn_of_plain_overlay(session.context().dialect, &found?);
         }
         create.backing = Some((backing.name, format));
     }

@@ -297,11 +297,11 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
     match &args.command {
         CtlCommand::Version => {
             let versions = server.ask(Command::Version)?;
-            stdout::print(&json::to_text(&versions)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &versions)?)?;
         }
         CtlCommand::Stats { export } => {
             let stats = server.ask(Command::Stats { export: export.clone() })?;
-            stdout::print(&json::to_text(&stats)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &stats)?)?;
         }
         CtlCommand::Resize { export, size } => {
             let export = export.clone();
@@ -323,7 +323,7 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::SnapshotList { export, output } => {
             let list = server.ask(Command::SnapshotList { export: export.clone() })?;
             stdout::print(&match output {
-                OutputFormat::Json => json::to_text(&list["snapshots"])?,
+                OutputFormat::Json => json::to_text(server.context.dialect, &list["snapshots"])?,
                 OutputFormat::Human => snapshot_lines(&list["snapshots"]),
             })?;
         }
@@ -333,7 +333,7 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::BackupStart(start) => return backup(&mut server, start),
         CtlCommand::BackupQuery { export } => {
             let state = server.ask(Command::BackupQuery { export: export.clone(), backup: None })?;
-            stdout::print(&json::to_text(&state)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
         }
         CtlCommand::BackupCancel { export } => {
             drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
@@ -341,14 +341,14 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::Hydrate(start) => return hydrate(&mut server, start),
         CtlCommand::HydrateQuery { export } => {
             let state = server.ask(Command::HydrateQuery { export: export.clone() })?;
-            stdout::print(&json::to_text(&state)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
         }
         CtlCommand::HydrateCancel { export } => {
             drop(server.ask(Command::HydrateCancel { export: export.clone() })?);
         }
         CtlCommand::Bitmaps { export } => {
             let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
-            stdout::print(&json::to_text(&bitmaps)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &bitmaps)?)?;
         }
         CtlCommand::BitmapAdd { export, name, granularity } => {
             let (export, name, granularity) = (export.clone(), name.clone(), *granularity);
@@ -480,7 +480,10 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);
     if begun["target-cache"] == "memory" && args.cache.is_none() {
-        stderr::tell(&format!("'{target}' is on a file system in memory: the page cache is its only place"));
+        stderr::tell(
+            server.context.dialect,
+            &format!("'{target}' is on a file system in memory: the page cache is its only place"),
+        );
     }
     if !args.wait {
         return Ok(0);

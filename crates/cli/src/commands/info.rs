@@ -15,10 +15,10 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::secrets::Sources;
 use crate::session::Session;
-use crate::values::{OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 
@@ -30,7 +30,7 @@ const UNSAFE: u8 = 2;
 pub(crate) struct InfoArgs {
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Open the backing files and tell about each of them too
     #[arg(short, long)]
@@ -57,24 +57,24 @@ pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.inspect.image.resolve_with(
         context,
         &args.filename,
-        args.format,
+        args.format.as_ref(),
         CacheMode::Writeback,
         Access::ReadOnly,
         Sources::Unneeded,
     )?;
     args.inspect.force_share.apply(&mut spec);
-    if program::called().is_qemu() && describes_backing(&spec.options) {
+    if context.dialect.is_qemu() && describes_backing(&spec.options) {
         let message = "Block format 'qcow2' does not support the option 'backing': no backing file is opened";
         return Err(Failure::opening_name(&args.filename, message));
     }
-    let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
+    let key_of_top = spec.secrets.key_of_top.clone().filter(|_| context.dialect.is_qemu());
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if args.verdict {
         return assess(&session, &spec, args.inspect.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain {
-        chain(&session, spec.clone()).map_err(loop_alone)?
+        chain(&session, spec.clone()).map_err(|failure| loop_alone(context.dialect, failure))?
     } else {
         vec![inspect(&session, spec.clone())?]
     };
@@ -83,15 +83,16 @@ pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.inspect.output {
         OutputFormat::Human => {
-            let text = |(index, node): (usize, &InfoNode)| image_text(node, of_first(index));
+            let text = |(index, node): (usize, &InfoNode)| image_text(context.dialect, node, of_first(index));
             nodes.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
         }
         OutputFormat::Json => {
-            let told = |(index, node): (usize, &InfoNode)| ImageNode::new(node, of_first(index));
+            let told =
+                |(index, node): (usize, &InfoNode)| ImageNode::new(context.dialect, node, of_first(index));
             let told: Vec<ImageNode> = nodes.iter().enumerate().map(told).collect();
             match (args.backing_chain, told.as_slice()) {
-                (false, [node]) => json::to_text(node)?,
-                _ => json::to_text(&told)?,
+                (false, [node]) => json::to_text(context.dialect, node)?,
+                _ => json::to_text(context.dialect, &told)?,
             }
         }
     };
@@ -109,7 +110,7 @@ fn nodes_of(
     let nodes = Nodes { session, spec };
     let Some((first, below)) = infos.split_first() else { return Ok(Vec::new()) };
     let mut first = first.clone();
-    if program::called().is_qemu() {
+    if session.context().dialect.is_qemu() {
         open_extents(session, spec.clone(), &mut first)?;
     }
     let top = nodes.top(&first, name)?;
@@ -142,7 +143,7 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
         .map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
-        OutputFormat::Json => json::to_text(&VerdictNode::new(&verdict))?,
+        OutputFormat::Json => json::to_text(session.context().dialect, &VerdictNode::new(&verdict))?,
     };
     stdout::print(&text)?;
     Ok(if verdict.is_safe() { 0 } else { UNSAFE })
@@ -161,11 +162,11 @@ fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> 
 }
 
 /// The failure in the words of qemu-img, which tells of a loop without naming the image again.
-fn loop_alone(failure: Failure) -> Failure {
+fn loop_alone(dialect: Program, failure: Failure) -> Failure {
     let told = failure
         .message
         .as_deref()
-        .filter(|text| program::called().is_qemu() && text.ends_with("' creates an infinite loop."));
+        .filter(|text| dialect.is_qemu() && text.ends_with("' creates an infinite loop."));
     match told.and_then(|text| text.rfind("Backing file '").map(|at| text[at..].to_owned())) {
         Some(message) => Failure::new(message),
         None => failure,

@@ -7,12 +7,12 @@ use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};
 use crate::io::state::{OpenDefaults, State};
 use crate::session::Session;
-use crate::values::{Discard, caches, discard_argument, formats};
+use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use crate::watch::{ProgressMode, Watch};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode};
 
 /// Bytes past an aligned address at which `--misalign` puts buffers.
 const MISALIGNMENT: usize = 16;
@@ -26,7 +26,7 @@ pub(crate) struct IoArgs {
 
     /// Format of the image [default: probed; writing to a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Open for reading only
     #[arg(short, long)]
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &IoArgs, context: &Context) -> Result<u8, Failure> {
     let defaults = OpenDefaults {
         context: context.clone(),
         image: args.image.clone(),
-        format: args.format,
+        format: args.format.clone(),
         cache: if args.nocache { CacheMode::None } else { args.cache.unwrap_or(CacheMode::Writethrough) },
         access: if args.read_only { Access::ReadOnly } else { Access::ReadWrite },
         force_share: args.force_share,

@@ -6,14 +6,13 @@ use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::printable::printable;
 use crate::output::stdout;
-use crate::program;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{MapEntry, MapOptions, Mapper};
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode};
 
 /// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
 const PIECE: usize = 64 << 10;
@@ -23,7 +22,7 @@ const PIECE: usize = 64 << 10;
 pub(crate) struct MapArgs {
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Begin at this offset
     #[arg(short, long, value_name = "OFFSET", value_parser = size_argument, default_value = "0")]
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.inspect.image.resolve(
         context,
         &args.filename,
-        args.format,
+        args.format.as_ref(),
         CacheMode::Writeback,
         Access::ReadOnly,
     )?;
@@ -110,7 +109,7 @@ fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes, start: u64) 
         position = LinePosition::Later;
         print_piece(&mut out)?;
     }
-    if position == LinePosition::First && program::called().is_qemu() {
+    if position == LinePosition::First && session.context().dialect.is_qemu() {
         // QEMU's has an entry for nothing.
         let mut nothing = MapEntry::default();
         nothing.start = start;

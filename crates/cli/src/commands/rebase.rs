@@ -8,9 +8,8 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
 use crate::output::stderr;
-use crate::program;
 use crate::session::Session;
-use crate::values::{BackingFormat, backing_formats, caches, formats};
+use crate::values::{NamedFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -29,7 +28,7 @@ pub(crate) struct RebaseArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image and of what it stands on [default: none where their file systems can, else writeback
     /// without pages that stay]
@@ -41,8 +40,8 @@ pub(crate) struct RebaseArgs {
     backing: Option<String>,
 
     /// Format of the new backing file
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = backing_formats())]
-    backing_format: Option<BackingFormat>,
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
+    backing_format: Option<NamedFormat>,
 
     /// Cache mode of the new backing file [default: as -t]
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
@@ -93,7 +92,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
         ));
     }
     // QEMU takes both, and neither has an effect there.
-    let is_qemu = program::called().is_qemu();
+    let is_qemu = context.dialect.is_qemu();
     if args.force_share && !is_qemu {
         return Err(Failure::usage(
             "-U can't be used: an image that is opened without locks can't be written",
@@ -108,7 +107,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.image.resolve(
         context,
         &args.filename,
-        args.format,
+        args.format.as_ref(),
         args.cache.unwrap_or_default(),
         Access::ReadWrite,
     )?;
@@ -123,7 +122,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     {
         session.read_uncached();
         if args.engine.verbose {
-            chosen.tell("the image");
+            chosen.tell(context.dialect, "the image");
         }
         unasked.push(chosen);
     }
@@ -147,7 +146,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
                 DefaultCacheMode::unless_asked(asked, CacheMode::default(), &session, &mut backing)
             {
                 if args.engine.verbose {
-                    chosen.tell("the new backing file");
+                    chosen.tell(context.dialect, "the new backing file");
                 }
                 unasked.push(chosen);
             }
@@ -160,7 +159,7 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
             return Err(Failure::new("Compression not supported for this file format"));
         }
         if !is_qemu && !args.quiet && image.backing().is_some() && !image.snapshots().is_empty() {
-            stderr::tell(&format!(
+            stderr::tell(context.dialect, &format!(
                 "warning: '{}' has internal snapshots: where they show the old backing file, they will show the new one",
                 image.path().display()
             ));
@@ -195,7 +194,7 @@ fn reference(
         use std::os::unix::fs::MetadataExt;
         image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
     };
-    let is_asked_for = args.backing_unsafe && program::called().is_qemu();
+    let is_asked_for = args.backing_unsafe && session.context().dialect.is_qemu();
     if !is_asked_for && backing::resolve(image, name).metadata().is_ok_and(is_image) {
         return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
     }
@@ -214,7 +213,7 @@ fn backing_spec(
     name: &str,
 ) -> Result<ImageSpec, Failure> {
     // Keys of the image, and of its old backing file, are none of the new one's.
-    let keys = args.backing_keys.over(args.image.keys(&image.secrets), 0, &image.secrets)?;
+    let keys = args.backing_keys.over(args.image.keys(context.dialect, &image.secrets), 0, &image.secrets)?;
     let options = image
         .options
         .clone()

@@ -1,6 +1,7 @@
 //! The `blkdebug`s that are open, for breakpoints, and lines that drivers tell.
 
 use crate::output::{stderr, stdout};
+use crate::program::Program;
 use std::sync::{Arc, Weak};
 use zebu_drivers::Blkdebug;
 use zebu_storage::sync::Mutex;
@@ -31,7 +32,7 @@ pub(super) fn tell_line(line: &str) {
 }
 
 /// Two disks that must be the same are not: nothing of this process can be believed.
-pub(super) fn differs(line: &str) {
-    stderr::tell(line);
+pub(super) fn differs(dialect: Program, line: &str) {
+    stderr::tell(dialect, line);
     std::process::exit(1);
 }

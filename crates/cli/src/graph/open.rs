@@ -37,7 +37,7 @@ fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result
     let refused = |failure: Failure| invalid(failure.message.unwrap_or_default());
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
-        Node::Remote(remote) => context.disks.remote.open(remote.clone(), flags.access)?,
+        Node::Remote(remote) => context.disks.remote.open(context.dialect, remote.clone(), flags.access)?,
         Node::ReadOnly(_) if flags.access == Access::ReadWrite => {
             let denied = IoErrorKind::Os(rustix::io::Errno::ACCESS.raw_os_error());
             return Err(IoError::of_file(Op::Open, denied, name).with_detail("Block node is read-only"));
@@ -52,7 +52,8 @@ fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result
         }
         Node::Blkverify { raw, test } => {
             let raw = disk(context, raw, name, flags)?;
-            Arc::new(Blkverify::new(raw, disk(context, test, name, flags)?, differs, ENGINE)?)
+            let (test, dialect) = (disk(context, test, name, flags)?, context.dialect);
+            Arc::new(Blkverify::new(raw, test, move |line: &str| differs(dialect, line), ENGINE)?)
         }
         Node::Preallocate { config, file } => {
             Arc::new(Preallocate::new(disk(context, file, name, flags)?, *config, ENGINE)?)

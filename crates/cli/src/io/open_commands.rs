@@ -10,7 +10,6 @@ use crate::graph::Filter;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
 use crate::keyval::parse_keyval;
-use crate::program;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,7 +18,10 @@ use zebu::{Access, CacheMode};
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };
     if state.open.is_some() {
-        tell_error(&format!("{}: file open already, try 'help close'", program::called().name()));
+        tell_error(&format!(
+            "{}: file open already, try 'help close'",
+            state.defaults.context.dialect.name()
+        ));
         return Ok(Outcome::Failed);
     }
     for (letter, reason) in [
@@ -27,7 +29,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         ('i', "choose the I/O engine when zebu is started"),
     ] {
         if parsed.has(letter) {
-            let program = program::called().name();
+            let program = state.defaults.context.dialect.name();
             tell_error(&format!("{program}: open: option -{letter} is not supported: {reason}"));
             return Ok(Outcome::Failed);
         }
@@ -43,14 +45,14 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     if let Some(text) = parsed.value('t') {
         match cache_argument(text) {
             Ok(cache) => defaults.cache = cache,
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
         }
     }
     let mut discard = None;
     if let Some(text) = parsed.value('d') {
         match discard_argument(text) {
             Ok(value) => discard = Some(value),
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
         }
     }
     let spec = match (parsed.operands.as_slice(), parsed.value('o')) {
@@ -69,7 +71,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
-        Err(failure) => Ok(tell_failure(&failure)),
+        Err(failure) => Ok(tell_failure(state.defaults.context.dialect, &failure)),
     }
 }
 
@@ -114,7 +116,7 @@ fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Fai
 pub(crate) fn close(state: &mut State) -> Outcome {
     match state.close() {
         Ok(()) => Outcome::Done,
-        Err(failure) => tell_failure(&failure),
+        Err(failure) => tell_failure(state.defaults.context.dialect, &failure),
     }
 }
 
@@ -160,18 +162,28 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     let mut spec = ImageSpec { aio: None, ..before.clone() };
     let given = match parsed.value('o').map_or(Ok(Vec::new()), parse_keyval) {
         Ok(given) => given,
-        Err(error) => return Ok(tell_failure(&Failure::new(error.to_string()))),
+        Err(error) => {
+            return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(error.to_string())));
+        }
     };
     let has = |key: &str| given.iter().any(|(known, _)| known.starts_with(key));
     if (parsed.has('r') || parsed.has('w')) && has("read-only") {
-        return Ok(tell_failure(&Failure::new("Cannot set both -r/-w and 'read-only'")));
+        return Ok(tell_failure(
+            state.defaults.context.dialect,
+            &Failure::new("Cannot set both -r/-w and 'read-only'"),
+        ));
     }
     if parsed.has('c') && has("cache.") {
-        return Ok(tell_failure(&Failure::new("Cannot set both -c and the cache options")));
+        return Ok(tell_failure(
+            state.defaults.context.dialect,
+            &Failure::new("Cannot set both -c and the cache options"),
+        ));
     }
     let given = match state.open.as_ref().map(|open| without_unchanged(context, open, given)) {
         Some(Ok(given)) => given,
-        Some(Err(message)) => return Ok(tell_failure(&Failure::new(message))),
+        Some(Err(message)) => {
+            return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message)));
+        }
         None => return Ok(Outcome::Failed),
     };
     if parsed.has('r') {
@@ -183,14 +195,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     if let Some(text) = parsed.value('c') {
         match cache_argument(text) {
             Ok(cache) => spec.options.cache = cache,
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
         }
     }
     if !given.is_empty() {
         let applied = ImageOpts::from_pairs_for(context, given, &before.path)
             .and_then(|opts| opts.apply(context, &mut spec));
         if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
-            return Ok(tell_failure(&failure));
+            return Ok(tell_failure(state.defaults.context.dialect, &failure));
         }
         spec.options.format = spec.options.format.or(before.options.format);
         spec.filters.clone_from(&before.filters);
@@ -201,14 +213,15 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         Ok(()) => Ok(Outcome::Done),
         Err(mut failure) => {
             let prefix = format!("can't open device {}: ", before.path.display());
-            if let Some(message) = failure.message.as_mut().filter(|_| program::called().is_qemu())
+            if let Some(message) =
+                failure.message.as_mut().filter(|_| state.defaults.context.dialect.is_qemu())
                 && message.starts_with(&prefix)
             {
                 message.drain(..prefix.len());
             }
-            tell_failure(&failure);
+            tell_failure(state.defaults.context.dialect, &failure);
             if let Err(again) = state.open(before) {
-                tell_failure(&again);
+                tell_failure(state.defaults.context.dialect, &again);
             }
             Ok(Outcome::Failed)
         }

@@ -172,7 +172,7 @@ pub(crate) fn prepare(
         }
         if let Some(packing) = packing {
             let reader = reader()?;
-            let source = layer.source(packing, path, watch);
+            let source = layer.source(packing, Tail::of(context.dialect, path.clone()), watch);
             if is_raw_stream(spec, reader.order, &source).map_err(&failed)? {
                 streamed = Some((source, reader));
                 layers += 1;
@@ -304,9 +304,9 @@ impl Layer {
         Ok(first)
     }
 
-    fn source(&self, packing: Packing, path: &Path, watch: &Watch) -> Source {
+    fn source(&self, packing: Packing, tail: Tail, watch: &Watch) -> Source {
         let (file, bytes) = (Arc::clone(&self.file), Arc::clone(&self.bytes));
-        Source { file, bytes, packing, cancel: watch.cancel().clone(), tail: Tail::of(path.to_owned()) }
+        Source { file, bytes, packing, cancel: watch.cancel().clone(), tail }
     }
 
     /// Unpacks a source. The error has a reason unless it was cancelled.

@@ -168,24 +168,24 @@ struct NbdArgs {
 
 /// Reads the command line as qemu-nbd does, and runs it.
 pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
-    if let Some(code) = object_help::answer(&arguments) {
+    if let Some(code) = object_help::answer(context.dialect, &arguments) {
         return code;
     }
     let matches = match parse(&command(), arguments.clone()) {
         Ok(matches) => matches,
-        Err(error) => return cli::report_usage_as(&error, usage::failure),
+        Err(error) => return cli::report_usage_as(context.dialect, &error, usage::failure),
     };
     let outcome = NbdArgs::from_arg_matches(&matches)
         .map_err(|error| Failure::usage(cli::usage_message(&error)))
         .and_then(|args| run(&args, &arguments, context));
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => cli::report(&failure, None),
+        Err(failure) => cli::report(context.dialect, &failure, None),
     }
 }
 
 fn command() -> clap::Command {
-    with_qemu_grammar(NbdArgs::augment_args(clap::Command::new("qemu-nbd")))
+    with_qemu_grammar(NbdArgs::augment_args(clap::Command::new("qemu-nbd").bin_name("qemu-nbd")))
         .about(format!("qemu-nbd {VERSION}\nQEMU Disk Network Block Device Utility, by zebu"))
         .override_usage("qemu-nbd [OPTIONS] FILE\n       qemu-nbd -L [OPTIONS]")
         .arg(trace_argument())
@@ -236,7 +236,8 @@ fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, 
         words.push("--".into());
         words.push(file.clone());
     }
-    let serve = ServeArgs::augment_args(clap::Command::new("qemu-nbd").args_override_self(true));
+    let serve =
+        ServeArgs::augment_args(clap::Command::new("qemu-nbd").bin_name("qemu-nbd").args_override_self(true));
     let matches = serve.try_get_matches_from(words).map_err(|error| usage::failure(&error, None))?;
     let mut serve =
         ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;

@@ -4,7 +4,6 @@ use super::log_lines;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
-use crate::program;
 use crate::remote_names::backing_argument;
 use crate::session::Session;
 use std::ffi::OsStr;
@@ -34,7 +33,7 @@ pub(crate) fn overlay_of(
     let Some(found) = info.backing_file else {
         log_lines::say(format!(
             "{}: '{}' names no backing file: it has the whole disk, and '{}' is not used\n",
-            program::called().name(),
+            session.context().dialect.name(),
             printable(&overlay.to_string_lossy()),
             printable(&base.path.to_string_lossy()),
         ));
