@@ -137,10 +137,10 @@ pub(crate) fn opened_header(session: &Session, path: &Path, format: Format) -> R
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
     let options = OpenOptions::default()
         .format(format)
-        .probe(session.context().dialect.probe())
+        .probe(session.dialect().probe())
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
-        .lock_wait(lock_wait(session.context().dialect))
+        .lock_wait(lock_wait(session.dialect()))
         .remote(given_only(session.context()));
     let worker = session.worker();
     worker.block_on(async {
@@ -154,7 +154,6 @@ fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Imag
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Program;
 
     #[test]
     fn relative_names_start_at_the_image() {
@@ -166,7 +165,7 @@ mod tests {
     #[test]
     fn both_ways_of_giving_a_backing_file_agree_or_fail() {
         let joined = join(
-            &Context::new(Program::Zebu),
+            &Context::default(),
             Some("a"),
             Some(&Format::Raw.into()),
             Some("a"),
@@ -176,28 +175,14 @@ mod tests {
         .unwrap()
         .unwrap();
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
+        assert!(join(&Context::default(), Some("a"), None, Some("b"), None, CheckName::AnyPlace).is_err());
         assert!(
-            join(&Context::new(Program::Zebu), Some("a"), None, Some("b"), None, CheckName::AnyPlace)
+            join(&Context::default(), None, Some(&Format::Raw.into()), None, None, CheckName::AnyPlace)
                 .is_err()
         );
         assert!(
-            join(
-                &Context::new(Program::Zebu),
-                None,
-                Some(&Format::Raw.into()),
-                None,
-                None,
-                CheckName::AnyPlace
-            )
-            .is_err()
+            join(&Context::default(), None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace).is_err()
         );
-        assert!(
-            join(&Context::new(Program::Zebu), None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace)
-                .is_err()
-        );
-        assert_eq!(
-            join(&Context::new(Program::Zebu), None, None, None, None, CheckName::AnyPlace).unwrap(),
-            None
-        );
+        assert_eq!(join(&Context::default(), None, None, None, None, CheckName::AnyPlace).unwrap(), None);
     }
 }

@@ -70,7 +70,7 @@ impl DefaultCacheMode {
             spec.options.cache = CacheMode::None;
             if session.verbose {
                 stderr::tell(
-                    session.context().dialect,
+                    session.dialect(),
                     "reads of the source: O_DIRECT, since little of it is in the page cache",
                 );
             }
@@ -94,7 +94,7 @@ impl DefaultCacheMode {
             spec.options.cache = CacheMode::None;
             if session.verbose {
                 stderr::tell(
-                    session.context().dialect,
+                    session.dialect(),
                     "reads of the source: O_DIRECT, to lose no more than what can't be read",
                 );
             }

@@ -46,7 +46,7 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
     let disks = &session.context().disks;
     estimate.remote = disks.remote.transfers(&disks.uploads);
     stdout::print(&match output {
-        OutputFormat::Json => json::to_text(session.context().dialect, &estimate)?,
+        OutputFormat::Json => json::to_text(session.dialect(), &estimate)?,
         OutputFormat::Human => format!(
             "would read {} bytes of data and {} that are compressed; {} of {} are known to be zero. Nothing was written\n",
             estimate.read, estimate.read_compressed, estimate.zero, estimate.total

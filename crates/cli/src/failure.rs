@@ -309,7 +309,7 @@ mod tests {
     fn the_file_is_named_once() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
-        let failure = Failure::opening(&Context::new(Program::Zebu), Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
     }
 
@@ -317,7 +317,7 @@ mod tests {
     fn the_file_that_failed_is_named_if_it_is_another() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
-        let failure = Failure::opening(&Context::new(Program::Zebu), Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(
             failure.message.as_deref(),
             Some("Could not open 'a.img': base: Image is not in qcow2 format")

@@ -4,7 +4,6 @@ use crate::context::Context;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::io::words;
-use crate::program::Program;
 use crate::secrets::Secrets;
 use crate::serve::control_request::Request;
 use std::path::Path;
@@ -18,7 +17,7 @@ pub use crate::io::words::split_words;
 /// # Errors
 /// The message for the user.
 pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> Result<OpenOptions, String> {
-    let context = Context::new(Program::Zebu);
+    let context = Context::default();
     let parsed = disk.map_or_else(
         || ImageOpts::parse(&context, text),
         |disk| ImageOpts::parse_for(&context, text, disk),

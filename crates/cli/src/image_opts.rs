@@ -532,7 +532,7 @@ mod tests {
     use zebu::OpenOptions;
 
     fn parse(text: &str) -> Result<ImageOpts, String> {
-        ImageOpts::parse(&Context::new(Program::Zebu), text)
+        ImageOpts::parse(&Context::default(), text)
     }
 
     fn spec(access: Access) -> ImageSpec {
@@ -560,7 +560,7 @@ mod tests {
                     backing.driver=raw,backing.file.filename=base.raw,discard=unmap,file.driver=file,\
                     cache-clean-interval=60,extent-index=off";
         let mut spec = spec(Access::ReadOnly);
-        parse(text).unwrap().apply(&Context::new(Program::Zebu), &mut spec).unwrap();
+        parse(text).unwrap().apply(&Context::default(), &mut spec).unwrap();
         assert_eq!(spec.path, PathBuf::from("a,b.qcow2"));
         assert_eq!(spec.options.format, Some(Format::Qcow2));
         assert_eq!(spec.options.cache_size, Some(1 << 20));
@@ -613,8 +613,8 @@ mod tests {
     fn reading_only_contradicts_a_writing_command() {
         for text in ["file.filename=a,read-only=on", "file.filename=a,force-share=on"] {
             let opts = parse(text).unwrap();
-            assert!(opts.clone().apply(&Context::new(Program::Zebu), &mut spec(Access::ReadWrite)).is_err());
-            assert!(opts.apply(&Context::new(Program::Zebu), &mut spec(Access::ReadOnly)).is_ok());
+            assert!(opts.clone().apply(&Context::default(), &mut spec(Access::ReadWrite)).is_err());
+            assert!(opts.apply(&Context::default(), &mut spec(Access::ReadOnly)).is_ok());
         }
     }
 

@@ -96,7 +96,8 @@ pub fn main() -> ExitCode {
 fn run() -> ExitCode {
     descriptors::raise_limit();
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let context = Context::new(arguments.first().map_or(Program::Zebu, |path| Program::by_path(path)));
+    let dialect = arguments.first().map(|path| Program::by_path(path)).unwrap_or_default();
+    let context = Context { dialect, ..Context::default() };
     let code = cli::main(arguments, &context);
     context.disks.close();
     code

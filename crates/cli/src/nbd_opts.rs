@@ -141,7 +141,7 @@ mod tests {
         for (key, value) in pairs {
             assert!(opts.take(Program::Zebu, key, value)?, "{key}");
         }
-        Ok(opts.finish(&Context::new(Program::Zebu))?.map(|name| name.shown()))
+        Ok(opts.finish(&Context::default())?.map(|name| name.shown()))
     }
 
     #[test]
@@ -175,6 +175,6 @@ mod tests {
         let mut opts = NbdOpts::default();
         assert_eq!(opts.take(Program::Zebu, "nothing", "x"), Ok(false));
         assert_eq!(opts.take(Program::Zebu, "export", "x"), Ok(true));
-        assert!(opts.finish(&Context::new(Program::Zebu)).unwrap_err().contains("driver=nbd"));
+        assert!(opts.finish(&Context::default()).unwrap_err().contains("driver=nbd"));
     }
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 use zebu::Probe;
 
 /// A program whose command line the one binary reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Program {
     /// zebu under its own name, and under every name that is not one of the others.
+    #[default]
     Zebu,
     /// `qemu-img`.
     QemuImg,

@@ -162,18 +162,12 @@ pub(crate) struct RemoteDisks {
 }
 
 /// Options of the command line for all disks over the network.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct NetworkOptions {
     pub(crate) authorities: Option<PathBuf>,
     pub(crate) memory: Option<u64>,
     pub(crate) redirects: Redirects,
     pub(crate) cache: Option<CacheChoice>,
-}
-
-impl Default for NetworkOptions {
-    fn default() -> Self {
-        Self { authorities: None, memory: None, redirects: Redirects::Safe, cache: None }
-    }
 }
 
 impl RemoteDisks {

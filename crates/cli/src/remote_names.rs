@@ -223,11 +223,10 @@ impl OpenRemote for Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Program;
 
     #[test]
     fn names_of_nbd_are_noted_and_others_are_paths() {
-        let context = Context::new(Program::Zebu);
+        let context = Context::default();
         let path = context.image_path(OsStr::new("nbd:localhost:10809:exportname=a b")).unwrap();
         assert_eq!(path, PathBuf::from("nbd://localhost/a%20b"));
         assert!(
@@ -259,7 +258,7 @@ mod tests {
 
     #[test]
     fn urls_are_noted_without_their_secrets_and_told_apart() {
-        let context = Context::new(Program::Zebu);
+        let context = Context::default();
         let note =
             |name: &str| context.image_path(OsStr::new(name)).map(|path| path.to_string_lossy().into_owned());
         assert_eq!(note("https://u:p@h/d.raw?sig=1").as_deref(), Ok("https://h/d.raw?..."));

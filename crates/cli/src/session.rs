@@ -75,6 +75,11 @@ impl Session {
         &self.context
     }
 
+    /// The program whose grammar, defaults and messages are asked for.
+    pub(crate) fn dialect(&self) -> Program {
+        self.context.dialect
+    }
+
     /// The message of an image that was marked as corrupt.
     pub(crate) fn damage(&self) -> &DamageNotice {
         &self.damage

@@ -192,7 +192,7 @@ fn change_keys(
         return Err(Failure::new("keys and other properties are changed by one command each"));
     }
     let change = wanted.key_slots.change(&spec.secrets).map_err(Failure::new)?;
-    let guard = match (args.force, session.context().dialect.is_qemu()) {
+    let guard = match (args.force, session.dialect().is_qemu()) {
         (true, _) => KeySlotGuard::Force,
         (false, true) => KeySlotGuard::KeepLast,
         (false, false) => KeySlotGuard::Keep,
@@ -229,7 +229,7 @@ fn check_backing(
     if differs(&wanted.backing_file, &info.backing_file)
         || differs(&wanted.backing_format, &info.backing_format)
     {
-        return Err(if session.context().dialect.is_qemu() {
+        return Err(if session.dialect().is_qemu() {
             Failure::new("Cannot amend the backing file").with_hint("You can use 'qemu-img rebase' instead.")
         } else {
             Failure::new("Cannot amend the backing file: use zebu rebase instead")

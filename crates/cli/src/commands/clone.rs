@@ -218,8 +218,8 @@ fn go_past_cache(
     let source = DefaultCacheMode::unless_asked(None, CacheMode::default(), session, &mut spec)?;
     let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
     if args.engine.verbose {
-        source.tell(session.context().dialect, "the source");
-        stderr::tell(session.context().dialect, &format!("writes to the target: {target}"));
+        source.tell(session.dialect(), "the source");
+        stderr::tell(session.dialect(), &format!("writes to the target: {target}"));
     }
     if source.mode == CacheMode::None && target == UnaskedWrites::Direct {
         options.cache = CacheMode::None;

@@ -325,7 +325,7 @@ fn copy_sources(
     target: &OsStr,
     pass: Pass,
 ) -> Result<u8, Failure> {
-    let dialect = session.context().dialect;
+    let dialect = session.dialect();
     let written = local_path(target).unwrap_or_default();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
@@ -466,7 +466,7 @@ fn convert_to(
     target: &OsStr,
     packed: &PackedSources,
 ) -> Result<ConvertReport, Failure> {
-    let dialect = session.context().dialect;
+    let dialect = session.dialect();
     let mut options = ConvertOptions::default()
         .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
         .source_end(packed.end.clone())
@@ -592,7 +592,7 @@ fn packed_reader(
     target: &OsStr,
     pass: Pass,
 ) -> Result<Reader, Failure> {
-    let dialect = session.context().dialect;
+    let dialect = session.dialect();
     if args.dry_run {
         return Ok(Reader { order: Order::Any, target_size: None });
     }
@@ -711,7 +711,7 @@ fn new_target(
     session: &Session,
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
-    let dialect = session.context().dialect;
+    let dialect = session.dialect();
     let disks = &session.context().disks;
     let target = &session
         .context()

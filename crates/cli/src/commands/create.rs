@@ -110,7 +110,7 @@ fn create_options(
     let disks = &session.context().disks;
     let secrets = args.secrets.read(disks, Sources::All)?;
     let mut create = opts
-        .create_options_with(session.context().dialect, args.format.format, Some(&secrets))
+        .create_options_with(session.dialect(), args.format.format, Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
     if let Some(encryption) = &mut create.encryption {
         encryption.costs = args.costs.bounds();
@@ -120,7 +120,7 @@ fn create_options(
         .as_deref()
         .map(|text| {
             let number = match text.strip_prefix('+') {
-                Some(number) if session.context().dialect.is_qemu() => number,
+                Some(number) if session.dialect().is_qemu() => number,
                 _ => text,
             };
             parse_size(number)
@@ -141,7 +141,7 @@ fn create_options(
         ));
     }
     create.remote = given_only(session.context());
-    create.refs = allowed_references(session.context().dialect, &args.allow_refs)?;
+    create.refs = allowed_references(session.dialect(), &args.allow_refs)?;
     let backing = backing::join(
         session.context(),
         args.backing.as_deref(),
@@ -164,8 +164,8 @@ fn create_options(
             let size = backing::virtual_size(session, found.as_deref().map_err(Failure::clone)?, format)?;
             create.size = create.size.or(Some(size));
         }
-        if create.encryption.is_none() && !session.context().dialect.is_qemu() {
-            warn_of_plain_overlay(session.context().dialect, &found?);
+        if create.encryption.is_none() && !session.dialect().is_qemu() {
+            warn_of_plain_overlay(session.dialect(), &found?);
         }
         create.backing = Some((backing.name, format));
     }

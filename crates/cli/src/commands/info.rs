@@ -110,7 +110,7 @@ fn nodes_of(
     let nodes = Nodes { session, spec };
     let Some((first, below)) = infos.split_first() else { return Ok(Vec::new()) };
     let mut first = first.clone();
-    if session.context().dialect.is_qemu() {
+    if session.dialect().is_qemu() {
         open_extents(session, spec.clone(), &mut first)?;
     }
     let top = nodes.top(&first, name)?;
@@ -143,7 +143,7 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
         .map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
-        OutputFormat::Json => json::to_text(session.context().dialect, &VerdictNode::new(&verdict))?,
+        OutputFormat::Json => json::to_text(session.dialect(), &VerdictNode::new(&verdict))?,
     };
     stdout::print(&text)?;
     Ok(if verdict.is_safe() { 0 } else { UNSAFE })

@@ -109,7 +109,7 @@ fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes, start: u64) 
         position = LinePosition::Later;
         print_piece(&mut out)?;
     }
-    if position == LinePosition::First && session.context().dialect.is_qemu() {
+    if position == LinePosition::First && session.dialect().is_qemu() {
         // QEMU's has an entry for nothing.
         let mut nothing = MapEntry::default();
         nothing.start = start;

@@ -194,7 +194,7 @@ fn reference(
         use std::os::unix::fs::MetadataExt;
         image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
     };
-    let is_asked_for = args.backing_unsafe && session.context().dialect.is_qemu();
+    let is_asked_for = args.backing_unsafe && session.dialect().is_qemu();
     if !is_asked_for && backing::resolve(image, name).metadata().is_ok_and(is_image) {
         return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
     }
@@ -231,7 +231,7 @@ fn backing_spec(
 fn open_backing(session: &Session, backing: &ImageSpec, name: &str) -> Result<Image, Failure> {
     let worker = session.worker();
     worker.block_on(Image::open(worker, &backing.path, &backing.options)).map_err(|error| {
-        let failure = match backing_key_remedy(session.context().dialect, &error) {
+        let failure = match backing_key_remedy(session.dialect(), &error) {
             Some(remedy) => Failure::opening_with_remedy(session.context(), &backing.path, &error, remedy),
             None => Failure::opening(session.context(), &backing.path, &error),
         };

@@ -232,7 +232,7 @@ fn serve(
     names: &[String],
     opened: &[Opened],
 ) -> Result<(), Failure> {
-    let log = args.log(session.context().dialect);
+    let log = args.log(session.dialect());
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
     for ((Opened { image, access, base }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {

@@ -462,10 +462,9 @@ fn rbd(context: &Context, pairs: &[Pair], name: Option<&str>) -> Result<Node, St
 mod tests {
     use super::*;
     use crate::keyval::parse_keyval;
-    use crate::program::Program;
 
     fn planned(text: &str, filename: Option<&str>) -> Plan {
-        plan(&Context::new(Program::Zebu), &parse_keyval(text).unwrap(), filename, TypedValues::default())
+        plan(&Context::default(), &parse_keyval(text).unwrap(), filename, TypedValues::default())
             .unwrap()
             .unwrap()
     }
@@ -476,22 +475,13 @@ mod tests {
             ["driver=qcow2,file.filename=a", "file.driver=nbd,file.host=h", "driver=raw,file.filename=a"]
         {
             assert!(
-                plan(
-                    &Context::new(Program::Zebu),
-                    &parse_keyval(text).unwrap(),
-                    None,
-                    TypedValues::default()
-                )
-                .unwrap()
-                .is_none(),
+                plan(&Context::default(), &parse_keyval(text).unwrap(), None, TypedValues::default())
+                    .unwrap()
+                    .is_none(),
                 "{text}"
             );
         }
-        assert!(
-            plan(&Context::new(Program::Zebu), &[], Some("a.qcow2"), TypedValues::default())
-                .unwrap()
-                .is_none()
-        );
+        assert!(plan(&Context::default(), &[], Some("a.qcow2"), TypedValues::default()).unwrap().is_none());
     }
 
     #[test]
@@ -537,15 +527,10 @@ mod tests {
             ("driver=copy-on-read,bottom=x,file.driver=qcow2,file.file.filename=a", "bottom"),
             ("driver=qcow2,file.driver=blkdebug,file.image.driver=ssh", "ssh"),
         ] {
-            let error = plan(
-                &Context::new(Program::Zebu),
-                &parse_keyval(text).unwrap(),
-                None,
-                TypedValues::default(),
-            )
-            .unwrap_err();
+            let error = plan(&Context::default(), &parse_keyval(text).unwrap(), None, TypedValues::default())
+                .unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
-        assert!(plan_name(&Context::new(Program::Zebu), "blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
+        assert!(plan_name(&Context::default(), "blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
     }
 }

@@ -18,10 +18,7 @@ use zebu::{Access, CacheMode};
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };
     if state.open.is_some() {
-        tell_error(&format!(
-            "{}: file open already, try 'help close'",
-            state.defaults.context.dialect.name()
-        ));
+        tell_error(&format!("{}: file open already, try 'help close'", state.session.dialect().name()));
         return Ok(Outcome::Failed);
     }
     for (letter, reason) in [
@@ -29,7 +26,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         ('i', "choose the I/O engine when zebu is started"),
     ] {
         if parsed.has(letter) {
-            let program = state.defaults.context.dialect.name();
+            let program = state.session.dialect().name();
             tell_error(&format!("{program}: open: option -{letter} is not supported: {reason}"));
             return Ok(Outcome::Failed);
         }
@@ -45,14 +42,14 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     if let Some(text) = parsed.value('t') {
         match cache_argument(text) {
             Ok(cache) => defaults.cache = cache,
-            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     let mut discard = None;
     if let Some(text) = parsed.value('d') {
         match discard_argument(text) {
             Ok(value) => discard = Some(value),
-            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     let spec = match (parsed.operands.as_slice(), parsed.value('o')) {
@@ -71,7 +68,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
-        Err(failure) => Ok(tell_failure(state.defaults.context.dialect, &failure)),
+        Err(failure) => Ok(tell_failure(state.session.dialect(), &failure)),
     }
 }
 
@@ -116,7 +113,7 @@ fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Fai
 pub(crate) fn close(state: &mut State) -> Outcome {
     match state.close() {
         Ok(()) => Outcome::Done,
-        Err(failure) => tell_failure(state.defaults.context.dialect, &failure),
+        Err(failure) => tell_failure(state.session.dialect(), &failure),
     }
 }
 
@@ -163,26 +160,26 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     let given = match parsed.value('o').map_or(Ok(Vec::new()), parse_keyval) {
         Ok(given) => given,
         Err(error) => {
-            return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(error.to_string())));
+            return Ok(tell_failure(state.session.dialect(), &Failure::new(error.to_string())));
         }
     };
     let has = |key: &str| given.iter().any(|(known, _)| known.starts_with(key));
     if (parsed.has('r') || parsed.has('w')) && has("read-only") {
         return Ok(tell_failure(
-            state.defaults.context.dialect,
+            state.session.dialect(),
             &Failure::new("Cannot set both -r/-w and 'read-only'"),
         ));
     }
     if parsed.has('c') && has("cache.") {
         return Ok(tell_failure(
-            state.defaults.context.dialect,
+            state.session.dialect(),
             &Failure::new("Cannot set both -c and the cache options"),
         ));
     }
     let given = match state.open.as_ref().map(|open| without_unchanged(context, open, given)) {
         Some(Ok(given)) => given,
         Some(Err(message)) => {
-            return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message)));
+            return Ok(tell_failure(state.session.dialect(), &Failure::new(message)));
         }
         None => return Ok(Outcome::Failed),
     };
@@ -195,14 +192,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     if let Some(text) = parsed.value('c') {
         match cache_argument(text) {
             Ok(cache) => spec.options.cache = cache,
-            Err(message) => return Ok(tell_failure(state.defaults.context.dialect, &Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     if !given.is_empty() {
         let applied = ImageOpts::from_pairs_for(context, given, &before.path)
             .and_then(|opts| opts.apply(context, &mut spec));
         if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
-            return Ok(tell_failure(state.defaults.context.dialect, &failure));
+            return Ok(tell_failure(state.session.dialect(), &failure));
         }
         spec.options.format = spec.options.format.or(before.options.format);
         spec.filters.clone_from(&before.filters);
@@ -213,15 +210,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         Ok(()) => Ok(Outcome::Done),
         Err(mut failure) => {
             let prefix = format!("can't open device {}: ", before.path.display());
-            if let Some(message) =
-                failure.message.as_mut().filter(|_| state.defaults.context.dialect.is_qemu())
+            if let Some(message) = failure.message.as_mut().filter(|_| state.session.dialect().is_qemu())
                 && message.starts_with(&prefix)
             {
                 message.drain(..prefix.len());
             }
-            tell_failure(state.defaults.context.dialect, &failure);
+            tell_failure(state.session.dialect(), &failure);
             if let Err(again) = state.open(before) {
-                tell_failure(state.defaults.context.dialect, &again);
+                tell_failure(state.session.dialect(), &again);
             }
             Ok(Outcome::Failed)
         }

@@ -405,7 +405,7 @@ pub(crate) fn truncate(state: &State, open: &OpenImage, call: &Call<'_>) -> Resu
     let mode_text = parsed.value('m').unwrap_or("off");
     let Ok(preallocation) = preallocation_argument(mode_text) else {
         return Ok(tell_failure(
-            state.defaults.context.dialect,
+            state.session.dialect(),
             &Failure::new(format!("Invalid preallocation mode '{mode_text}'")),
         ));
     };
@@ -416,7 +416,7 @@ pub(crate) fn truncate(state: &State, open: &OpenImage, call: &Call<'_>) -> Resu
     let worker = state.session.worker();
     match worker.block_on(open.image.resize(worker, size, Shrink::Allow, preallocation)) {
         Ok(()) => Ok(Outcome::Done),
-        Err(error) => Ok(tell_failure(state.defaults.context.dialect, &Failure::from(error))),
+        Err(error) => Ok(tell_failure(state.session.dialect(), &Failure::from(error))),
     }
 }
 

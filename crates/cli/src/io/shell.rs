@@ -30,7 +30,7 @@ pub(crate) fn execute(state: &mut State, line: &str) -> Result<Outcome, Failure>
             return Ok(Outcome::Failed);
         }
         (Needs::WritableImage, Some(open)) if open.spec.options.access == Access::ReadOnly => {
-            tell_error(&format!("{}: Block node is read-only", state.defaults.context.dialect.name()));
+            tell_error(&format!("{}: Block node is read-only", state.session.dialect().name()));
             return Ok(Outcome::Failed);
         }
         _ => {}
@@ -151,10 +151,10 @@ pub(crate) fn run_prompt(state: &mut State) -> Result<bool, Failure> {
     let mut all_done = true;
     let mut input = Lines::of_standard_input().map_err(unreadable)?;
     loop {
-        stdout::print(&format!("{}> ", state.defaults.context.dialect.name()))?;
+        stdout::print(&format!("{}> ", state.session.dialect().name()))?;
         let Some(line) = input.next(state)? else {
             // qemu-io leaves the prompt as it is where nobody looks at it; scripts compare its output.
-            if !state.defaults.context.dialect.is_qemu() || std::io::stdin().is_terminal() {
+            if !state.session.dialect().is_qemu() || std::io::stdin().is_terminal() {
                 stdout::print("\n")?;
             }
             return Ok(all_done);

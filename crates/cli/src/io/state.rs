@@ -86,7 +86,7 @@ impl State {
 
     /// Opens an image; another one must not be open.
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
-        let dialect = self.defaults.context.dialect;
+        let dialect = self.session.dialect();
         // The commands look for zeroes themselves.
         let opened = ImageSpec { detect_zeroes: None, ..spec.clone() };
         let Filtered { top, image } = self.session.open_filtered(&opened).map_err(|failure| Failure {
@@ -113,7 +113,7 @@ impl State {
         let mut options = spec.options.clone();
         options.format = Some(Format::Qcow2);
         // Under its own name, the command asks for writes with an option.
-        if !self.defaults.context.dialect.is_qemu() {
+        if !self.session.dialect().is_qemu() {
             options.access = Access::ReadWrite;
         }
         options.sharing = Sharing::Locked;

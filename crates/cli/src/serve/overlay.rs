@@ -33,7 +33,7 @@ pub(crate) fn overlay_of(
     let Some(found) = info.backing_file else {
         log_lines::say(format!(
             "{}: '{}' names no backing file: it has the whole disk, and '{}' is not used\n",
-            session.context().dialect.name(),
+            session.dialect().name(),
             printable(&overlay.to_string_lossy()),
             printable(&base.path.to_string_lossy()),
         ));

@@ -94,7 +94,7 @@ pub(super) fn convert_to_pipe(
     mut options: ConvertOptions,
     way: Way,
 ) -> Result<ConvertReport, Failure> {
-    let create = opts.create_options(session.context().dialect, args.target_format());
+    let create = opts.create_options(session.dialect(), args.target_format());
     let total: u64 = images.iter().map(Image::virtual_size).sum();
     let size = create.size.unwrap_or(total).next_multiple_of(512);
     if size < total {
