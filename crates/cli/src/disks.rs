@@ -1,11 +1,11 @@
 //! The disks of a command: each part of what it knows of them has an owner.
 
+use crate::drained_pipes::DrainedPipes;
 use crate::graph::Blkdebugs;
 use crate::named_disks::NamedDisks;
 use crate::packed::UnpackedFiles;
 use crate::remote_disk::RemoteDisks;
-use crate::secrets::DrainedPipes;
-use crate::serve::verified::VerifiedDisks;
+use crate::serve::verified_disks::VerifiedDisks;
 use crate::tls_objects::TlsObjects;
 use crate::uploads::Uploads;
 

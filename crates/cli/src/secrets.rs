@@ -2,6 +2,7 @@
 
 use crate::authorization_objects::{is_authorization, read_authorization};
 use crate::disks::Disks;
+use crate::drained_pipes::DrainedPipes;
 use crate::failure::Failure;
 use crate::objects::{Object, parse_objects};
 use crate::tls_objects::TlsObject;
@@ -10,17 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cbc::cipher::{BlockModeDecrypt, KeyIvInit, block_padding::Pkcs7};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use zebu::Passphrase;
 use zebu_storage::on_wiped_stack;
-use zebu_storage::sync::Mutex;
 use zeroize::Zeroizing;
 
 /// Heading of the options, in the help.
 pub(crate) const ENCRYPTION: &str = "Encrypted images";
-/// Bytes of a secret at most. A passphrase of LUKS has 512 in cryptsetup.
-const MOST: u64 = 1 << 20;
 /// Bytes of the key that secrets are encrypted with.
 const KEY_LEN: usize = 32;
 /// Bytes of the stack on which secrets are decrypted.
@@ -146,7 +142,7 @@ impl Described {
             (Some(_), Some(_)) => return Err("'file' and 'data' are mutually exclusive".to_owned()),
             (None, None) => return Err("Either 'file' or 'data' must be provided".to_owned()),
             (Some(data), None) => Zeroizing::new(data.as_bytes().to_vec()),
-            (None, Some(path)) => pipes.read_file(&path)?,
+            (None, Some(path)) => pipes.read(&path)?,
         };
         match (self.key_id, self.iv) {
             (Some(key_id), Some(iv)) => {
@@ -158,42 +154,6 @@ impl Described {
             (None, None) if self.is_base64 => decode(&given),
             (None, None) => Ok(given),
         }
-    }
-}
-
-/// Content of pipes, by their names. A command that opens several images reads its secrets for each; a pipe gives them once.
-#[derive(Default)]
-pub(crate) struct DrainedPipes(Mutex<Vec<(String, Passphrase)>>);
-
-impl DrainedPipes {
-    /// Whether a secret came from a pipe, which gives it to no other process any more.
-    pub(crate) fn have_given_any(&self) -> bool {
-        !self.0.lock().is_empty()
-    }
-
-    /// Wipes what was read.
-    pub(crate) fn forget(&self) {
-        self.0.lock().clear();
-    }
-
-    fn read_file(&self, path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-        let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
-        let mut drained = self.0.lock();
-        if let Some((_, known)) = drained.iter().find(|(name, _)| name == path) {
-            return Ok(Zeroizing::new(known.as_bytes().to_vec()));
-        }
-        let file = File::open(path).map_err(unable)?;
-        let is_pipe = !file.metadata().map_err(unable)?.is_file();
-        // Enough for any usual one: what grows leaves copies behind.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
-        file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
-        if bytes.len() as u64 > MOST {
-            return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));
-        }
-        if is_pipe {
-            drained.push((path.to_owned(), Passphrase::new(&bytes).map_err(|error| error.to_string())?));
-        }
-        Ok(bytes)
     }
 }
 

@@ -1,6 +1,6 @@
 //! `--object tls-creds-x509,...` and `tls-creds-psk,...`: certificates and keys of TLS, as QEMU's programs take them.
 
-use crate::failure::errno_text;
+use crate::errno_text::errno_text;
 use crate::objects::Object;
 use std::fs::File;
 use std::path::PathBuf;

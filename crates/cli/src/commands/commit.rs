@@ -3,7 +3,8 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;
 use crate::values::{NamedFormat, Rate, caches, formats, rate_argument};

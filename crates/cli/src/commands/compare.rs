@@ -2,7 +2,8 @@
 
 use crate::arguments::InspectArgs;
 use crate::context::Context;
-use crate::failure::{Failure, FailureKind, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::{Failure, FailureKind};
 use crate::image_spec::ImageSpec;
 use crate::output::{json, stderr, stdout};
 use crate::program::Program;

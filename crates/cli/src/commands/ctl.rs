@@ -3,7 +3,8 @@
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::context::Context;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};

@@ -2,7 +2,8 @@
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::context::Context;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stderr, stdout};
 use crate::program::Program;
 use crate::session::Session;

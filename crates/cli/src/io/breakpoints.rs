@@ -2,7 +2,8 @@
 
 use super::call::{Call, Outcome, fail};
 use super::state::State;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use rustix::io::Errno;
 use std::time::Duration;
 use zebu_drivers::event;

@@ -3,34 +3,11 @@
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
-use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu::jobs::{Cancel, ManifestIndex};
 use zebu::{Access, Format, Image, Keys};
 use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
-use zebu_storage::sync::Mutex;
-
-/// The disks that are open, by the names of their images.
-#[derive(Default)]
-pub(crate) struct VerifiedDisks(Mutex<Vec<(String, Arc<Verified>)>>);
-
-impl VerifiedDisks {
-    /// Counters, as JSON.
-    pub(crate) fn counters(&self) -> Vec<Value> {
-        let open = self.0.lock();
-        let counted = open.iter().map(|(name, disk)| {
-            let counts = disk.counts();
-            json!({
-                "filename": name,
-                "manifest": disk.manifest().to_string_lossy(),
-                "mended-reads": counts.mended,
-                "refused-reads": counts.refused,
-            })
-        });
-        counted.collect()
-    }
-}
 
 /// Told of what is wrong, by any thread.
 pub(crate) type Report = Box<dyn Fn(&str) + Send + Sync>;
@@ -98,16 +75,9 @@ impl VerifiedBase {
         let afresh = move || owner.upgrade().map(|disks| disks.remote.reads_afresh());
         let hooks = VerifiedHooks::new(move |told: &str| report(told), afresh);
         let disk = Arc::new(Verified::new(below, &shown, index, hooks).map_err(Failure::new)?);
-        let mut open = disks.verified.0.lock();
-        // One image may be served twice.
-        let number = open.iter().filter(|(name, _)| *name == shown).count();
-        let name = if number == 0 {
-            format!("verified:{shown}")
-        } else {
-            format!("verified-{}:{shown}", number + 1)
-        };
+        let name = disks.verified.name_of_next(&shown);
         let name = disks.names.note_verified(PathBuf::from(name), disk.clone()).map_err(Failure::new)?;
-        open.push((shown, disk));
+        disks.verified.note(shown, disk);
         Ok(name)
     }
 
