@@ -179,7 +179,7 @@ pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
     }
     match args.inspect.output {
         OutputFormat::Json => {
-            stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?
+            stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?;
         }
         OutputFormat::Human if !args.quiet => stdout::print(&human_text(&plan, &measured, stats))?,
         OutputFormat::Human => {}

@@ -114,7 +114,7 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
     let _ = std::io::stderr().write_all(findings.as_bytes());
     match args.inspect.output {
         OutputFormat::Json => {
-            stdout::print(&report_text::json_text(context.dialect, &report, &spec.path.to_string_lossy())?)?
+            stdout::print(&report_text::json_text(context.dialect, &report, &spec.path.to_string_lossy())?)?;
         }
         OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
         OutputFormat::Human => {}

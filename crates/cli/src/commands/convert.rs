@@ -374,7 +374,10 @@ fn copy_sources(
     warn_of_lost(report.lost_logical_sector, target);
     match args.output {
         Some(OutputFormat::Json) => {
-            stdout::print(&json::to_text(dialect, &json_report(&session.context().disks, &report, skipped))?)?
+            stdout::print(&json::to_text(
+                dialect,
+                &json_report(&session.context().disks, &report, skipped),
+            )?)?;
         }
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
