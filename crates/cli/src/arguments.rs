@@ -1,26 +1,28 @@
 //! The options that several commands share, and the words that their values are.
 
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::key_opts::{with_backing_keys, with_names};
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
-use crate::program;
+use crate::program::Program;
 use crate::reference_defaults::allowed_references;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
-use crate::remote_names::{image_path, opener};
+use crate::remote_names::opener;
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::size::size_argument;
 use crate::values::{
-    Aio, OutputFormat, ReferenceRule, aio_argument, check_protocol, reference_argument, slice_size_argument,
+    Aio, NamedFormat, OutputFormat, ReferenceRule, aio_argument, reference_argument, slice_size_argument,
     zero_policy_argument,
 };
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Access, CacheMode, Format, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
+use zebu::{Access, CacheMode, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
 use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.
@@ -219,7 +221,7 @@ impl NetworkArgs {
     }
 
     /// From now on, names are read with these.
-    pub(crate) fn apply(&self) {
+    pub(crate) fn apply(&self, disks: &Disks) {
         let network = NetworkOptions {
             authorities: self.tls_ca.clone(),
             memory: self.http_memory,
@@ -229,7 +231,7 @@ impl NetworkArgs {
                 .clone()
                 .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
         };
-        network.apply();
+        disks.remote.use_options(network);
     }
 }
 
@@ -240,51 +242,53 @@ impl CostsArgs {
     }
 
     /// Keys of a chain of which no option tells any: those that names have, and those that are typed.
-    pub(crate) fn keys(self, secrets: &Secrets) -> Keys {
-        with_prompt(with_names(Keys::default().with_costs(self.header_costs), secrets))
+    pub(crate) fn keys(self, dialect: Program, secrets: &Secrets) -> Keys {
+        with_prompt(dialect, with_names(Keys::default().with_costs(self.header_costs), secrets))
     }
 }
 
 impl ImageArgs {
     /// Keys of a chain of which no option tells any.
-    pub(crate) fn keys(&self, secrets: &Secrets) -> Keys {
-        self.costs.keys(secrets)
+    pub(crate) fn keys(&self, dialect: Program, secrets: &Secrets) -> Keys {
+        self.costs.keys(dialect, secrets)
     }
 
     /// Reads `name` as a file name or, with `--image-opts`, as a list of options, and joins it with the rest of the
     /// command line.
     pub(crate) fn resolve(
         &self,
+        context: &Context,
         name: &OsStr,
-        format: Option<Format>,
+        format: Option<&NamedFormat>,
         cache: CacheMode,
         access: Access,
     ) -> Result<ImageSpec, Failure> {
-        self.resolve_with(name, format, cache, access, Sources::All)
+        self.resolve_with(context, name, format, cache, access, Sources::All)
     }
 
     /// The same with secrets from `sources` alone.
     pub(crate) fn resolve_with(
         &self,
+        context: &Context,
         name: &OsStr,
-        format: Option<Format>,
+        format: Option<&NamedFormat>,
         cache: CacheMode,
         access: Access,
         sources: Sources,
     ) -> Result<ImageSpec, Failure> {
-        self.network.apply();
-        let secrets = self.secrets.read(sources)?;
+        self.network.apply(&context.disks);
+        let secrets = self.secrets.read(&context.disks, sources)?;
         let mut spec = ImageSpec {
             path: PathBuf::from(name),
             options: OpenOptions::default()
-                .format(format)
+                .format(format.map(|named| named.format))
                 .access(access)
                 .cache(cache)
-                .refs(allowed_references(&self.allow_refs)?)
-                .remote(opener(&self.allow_refs)?)
-                .lock_wait(lock_wait())
-                .probe(program::called().probe())
-                .keys(self.keys(&secrets)),
+                .refs(allowed_references(context.dialect, &self.allow_refs)?)
+                .remote(opener(context, &self.allow_refs)?)
+                .lock_wait(lock_wait(context.dialect))
+                .probe(context.dialect.probe())
+                .keys(self.keys(context.dialect, &secrets)),
             aio: None,
             discard: None,
             detect_zeroes: None,
@@ -297,23 +301,25 @@ impl ImageArgs {
             called_raw: "-f raw",
             force_share: ForceShare::Missing,
         };
-        check_protocol(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+        if let Some(format) = format.filter(|_| !self.image_opts) {
+            format.check(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+        }
         if self.image_opts {
             if format.is_some() {
                 return Err(Failure::usage("--image-opts and --format are mutually exclusive"));
             }
             name.to_str()
                 .ok_or_else(|| "image options must be valid UTF-8".to_owned())
-                .and_then(ImageOpts::parse)
-                .and_then(|opts| opts.apply(&mut spec))
+                .and_then(|text| ImageOpts::parse(context, text))
+                .and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.is_described = true;
-        } else if let Some(opts) = name.to_str().and_then(ImageOpts::of_json_name) {
-            opts.and_then(|opts| opts.apply(&mut spec))
+        } else if let Some(opts) = name.to_str().and_then(|name| ImageOpts::of_json_name(context, name)) {
+            opts.and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
-            spec.options.format = spec.options.format.or(format);
+            spec.options.format = spec.options.format.or(format.map(|named| named.format));
         } else {
-            spec.path = image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+            spec.path = context.image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }
         if let Some(bytes) = self.cache_size {
             spec.options.cache_size = Some(bytes);

@@ -1,6 +1,6 @@
 //! `--object authz-simple,...` and `authz-list,...`: rules on the clients of `qemu-nbd --tls-authz`.
 
-use crate::failure::errno_text;
+use crate::errno_text::errno_text;
 use crate::objects::Object;
 use serde::Deserialize;
 use std::fs::File;

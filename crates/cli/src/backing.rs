@@ -1,15 +1,14 @@
 //! The backing file that the user gives to a new image.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::{is_graph_name, reference_node};
 use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
-use crate::named_disks::note_node;
-use crate::program;
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{given_only, image_path, is_server_name, opener};
+use crate::remote_names::{given_only, is_server_name, opener};
 use crate::session::Session;
-use crate::values::{ReferenceRule, format_argument};
+use crate::values::{NamedFormat, ReferenceRule, format_argument};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
@@ -34,7 +33,7 @@ pub(crate) enum CheckName {
 }
 
 /// The name to write for one that was given.
-pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> {
+pub(crate) fn found_as(context: &Context, name: &str, check: CheckName) -> Result<String, Failure> {
     let fail = |shown: &str, reason: String| {
         Failure::new(format!("Could not open the backing file '{shown}': {reason}"))
     };
@@ -44,7 +43,7 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
         return Ok(name.to_owned());
     }
     if is_described(name) {
-        reference_node(name).map_err(|reason| fail(name, reason))?;
+        reference_node(context, name).map_err(|reason| fail(name, reason))?;
         return Ok(name.to_owned());
     }
     local_name(name).map_err(|reason| fail(name, reason))
@@ -52,17 +51,18 @@ pub(crate) fn found_as(name: &str, check: CheckName) -> Result<String, Failure> 
 
 /// Joins the ways of giving a backing file: `-b` (`-B`) with `-F`, and `-o backing_file=,backing_fmt=`.
 pub(crate) fn join(
+    context: &Context,
     option: Option<&str>,
-    option_format: Option<Format>,
+    option_format: Option<&NamedFormat>,
     create_file: Option<&str>,
     create_format: Option<&str>,
     check: CheckName,
 ) -> Result<Option<BackingSpec>, Failure> {
     let named_format = create_format
-        .map(format_argument)
+        .map(|name| format_argument(context.dialect, name))
         .transpose()
         .map_err(|reason| Failure::new(format!("backing_fmt: {reason}")))?;
-    let format = match (option_format, named_format) {
+    let format = match (option_format.map(|named| named.format), named_format) {
         (Some(a), Some(b)) if a != b => {
             return Err(Failure::usage("the backing format is given twice, and differently"));
         }
@@ -74,8 +74,12 @@ pub(crate) fn join(
         }
         (a, b) => a.or(b),
     };
+    if let (Some(name), Some(format), CheckName::AnyPlace) = (name, option_format, check) {
+        let fail = |reason| Failure::new(format!("Could not open the backing file '{name}': {reason}"));
+        format.check(OsStr::new(name)).map_err(fail)?;
+    }
     match name {
-        Some(name) => Ok(Some(BackingSpec { name: found_as(name, check)?, format })),
+        Some(name) => Ok(Some(BackingSpec { name: found_as(context, name, check)?, format })),
         None if format.is_some() => Err(Failure::usage("a backing format is given, but no backing file")),
         None => Ok(None),
     }
@@ -87,13 +91,13 @@ pub(crate) fn is_described(name: &str) -> bool {
 }
 
 /// Where a name that the user gave for a backing file of `image` leads: to a server, or where [`resolve`] says.
-pub(crate) fn resolve_given(image: &Path, name: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn resolve_given(context: &Context, image: &Path, name: &str) -> Result<PathBuf, Failure> {
     if is_server_name(name).is_ok_and(|is_one| is_one) {
-        return image_path(OsStr::new(name)).map_err(Failure::new);
+        return context.image_path(OsStr::new(name)).map_err(Failure::new);
     }
     if is_described(name) {
-        return note_node(PathBuf::from(name), reference_node(name).map_err(Failure::new)?)
-            .map_err(Failure::new);
+        let node = reference_node(context, name).map_err(Failure::new)?;
+        return context.disks.names.note_node(PathBuf::from(name), node).map_err(Failure::new);
     }
     Ok(resolve(image, name))
 }
@@ -112,7 +116,7 @@ pub(crate) fn required_format(
     if let Some(format) = backing.format {
         return Ok(format);
     }
-    let path = resolve_given(image, &backing.name)?;
+    let path = resolve_given(session.context(), image, &backing.name)?;
     let detected = match header(session, &path, None) {
         Ok(found) => format!("; '{}' looks like {}: add -F {1}", path.display(), found.format().name()),
         Err(error) if error.kind() == ErrorKind::ForeignFormat => format!("; {error} (-F raw)"),
@@ -125,7 +129,7 @@ pub(crate) fn required_format(
 pub(crate) fn virtual_size(session: &Session, path: &Path, format: Format) -> Result<u64, Failure> {
     header(session, path, Some(format))
         .map(|image| image.virtual_size())
-        .map_err(|error| Failure::opening(path, &error))
+        .map_err(|error| Failure::opening(session.context(), path, &error))
 }
 
 /// An image, opened with what it stands on, and closed.
@@ -137,25 +141,25 @@ pub(crate) fn opened_chain(
 ) -> Result<Image, Failure> {
     let options = OpenOptions::default()
         .format(Some(format))
-        .lock_wait(lock_wait())
-        .refs(allowed_references(allowed)?)
-        .remote(opener(allowed)?);
+        .lock_wait(lock_wait(session.dialect()))
+        .refs(allowed_references(session.dialect(), allowed)?)
+        .remote(opener(session.context(), allowed)?);
     let worker = session.worker();
     let opened = worker.block_on(async {
         let image = Image::open(worker, path, &options).await?;
         image.close(worker).await.map(|()| image)
     });
-    opened.map_err(|error| Failure::opening(path, &error))
+    opened.map_err(|error| Failure::opening(session.context(), path, &error))
 }
 
 fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
     let options = OpenOptions::default()
         .format(format)
-        .probe(program::called().probe())
+        .probe(session.dialect().probe())
         .purpose(Purpose::Inspect)
         .chain(Chain::TopOnly)
-        .lock_wait(lock_wait())
-        .remote(given_only());
+        .lock_wait(lock_wait(session.dialect()))
+        .remote(given_only(session.context()));
     let worker = session.worker();
     worker.block_on(async {
         let image = Image::open(worker, path, &options).await?;
@@ -178,12 +182,25 @@ mod tests {
 
     #[test]
     fn both_ways_of_giving_a_backing_file_agree_or_fail() {
-        let joined =
-            join(Some("a"), Some(Format::Raw), Some("a"), Some("raw"), CheckName::AnyPlace).unwrap().unwrap();
+        let joined = join(
+            &Context::default(),
+            Some("a"),
+            Some(&Format::Raw.into()),
+            Some("a"),
+            Some("raw"),
+            CheckName::AnyPlace,
+        )
+        .unwrap()
+        .unwrap();
         assert_eq!(joined, BackingSpec { name: "a".into(), format: Some(Format::Raw) });
-        assert!(join(Some("a"), None, Some("b"), None, CheckName::AnyPlace).is_err());
-        assert!(join(None, Some(Format::Raw), None, None, CheckName::AnyPlace).is_err());
-        assert!(join(None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace).is_err());
-        assert_eq!(join(None, None, None, None, CheckName::AnyPlace).unwrap(), None);
+        assert!(join(&Context::default(), Some("a"), None, Some("b"), None, CheckName::AnyPlace).is_err());
+        assert!(
+            join(&Context::default(), None, Some(&Format::Raw.into()), None, None, CheckName::AnyPlace)
+                .is_err()
+        );
+        assert!(
+            join(&Context::default(), None, None, Some("a"), Some("nosuch"), CheckName::AnyPlace).is_err()
+        );
+        assert_eq!(join(&Context::default(), None, None, None, None, CheckName::AnyPlace).unwrap(), None);
     }
 }

@@ -1,11 +1,11 @@
 //! Image options below `backing`: backing files in place of those that images name, at any depth of the chain.
 
+use crate::context::Context;
 use crate::file_driver::FileDriver;
 use crate::http_opts::HttpOpts;
-use crate::named_disks::note_remote;
 use crate::nbd_opts::NbdOpts;
+use crate::program::Program;
 use crate::rbd_opts::RbdOpts;
-use crate::remote_names::image_path;
 use crate::values::format_argument;
 use std::path::PathBuf;
 use zebu::{Format, OpenOptions};
@@ -40,7 +40,7 @@ impl BackingOpts {
     }
 
     /// Takes an option; false if it is about something else.
-    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    pub(crate) fn take(&mut self, dialect: Program, key: &str, value: &str) -> Result<bool, String> {
         let (depth, own) = split(key);
         let is_end = own == "backing" && value.is_empty();
         let index = if is_end { Some(depth) } else { depth.checked_sub(1) };
@@ -54,7 +54,7 @@ impl BackingOpts {
         let step = &mut self.steps[index];
         match own {
             _ if is_end => step.is_none = true,
-            "driver" => step.format = Some(format_argument(value)?),
+            "driver" => step.format = Some(format_argument(dialect, value)?),
             "file.driver" if value == "nbd" => step.nbd.name(),
             "file.driver" if value == "rbd" => step.rbd.name(),
             "file.driver" if HttpOpts::is_driver(value) => step.http.name(value),
@@ -67,8 +67,8 @@ impl BackingOpts {
             }
             _ => {
                 let Some(of_file) = own.strip_prefix("file.") else { return Ok(false) };
-                return Ok(step.nbd.take(of_file, value)?
-                    || step.rbd.take(of_file, value)?
+                return Ok(step.nbd.take(dialect, of_file, value)?
+                    || step.rbd.take(dialect, of_file, value)?
                     || step.http.take(of_file, value)?);
             }
         }
@@ -76,21 +76,24 @@ impl BackingOpts {
     }
 
     /// Reads what was taken as a whole.
-    pub(crate) fn finish(&mut self) -> Result<(), String> {
+    pub(crate) fn finish(&mut self, context: &Context) -> Result<(), String> {
         for (depth, step) in self.steps.iter_mut().enumerate() {
             let above = "backing.".repeat(depth + 1);
             let (nbd, http) = (std::mem::take(&mut step.nbd), std::mem::take(&mut step.http));
             let rbd = std::mem::take(&mut step.rbd);
-            for name in [nbd.finish()?, rbd.finish()?, http.finish()?].into_iter().flatten() {
+            for name in
+                [nbd.finish(context)?, rbd.finish()?, http.finish(&context.disks)?].into_iter().flatten()
+            {
                 if step.file.is_some() {
                     return Err(format!("Parameter '{above}file.filename' is given twice"));
                 }
-                step.file = Some(note_remote(name)?);
+                step.file = Some(context.disks.names.note_remote(name)?);
                 step.is_plain = true;
             }
             match &mut step.file {
                 Some(path) if !step.is_plain => {
-                    *path = image_path(path.as_os_str())
+                    *path = context
+                        .image_path(path.as_os_str())
                         .map_err(|reason| format!("Parameter '{above}file.filename': {reason}"))?;
                 }
                 None if step.format.is_some() && step.is_none => {

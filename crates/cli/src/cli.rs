@@ -4,12 +4,13 @@ use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
     info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
 };
+use crate::context::Context;
 use crate::deferred::Deferred;
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::stdout;
-use crate::program::{self, Program};
+use crate::program::Program;
 use crate::qemu_names;
 use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
@@ -190,36 +191,36 @@ impl Command {
         }
     }
 
-    fn run(&self) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
         match self {
-            Command::Create(args) => create::run(args),
-            Command::Info(args) => info::run(args),
-            Command::Check(args) => check::run(args),
-            Command::Convert(args) => convert::run(args),
-            Command::Map(args) => map::run(args),
-            Command::Measure(args) => measure::run(args),
-            Command::Compare(args) => compare::run(args),
-            Command::Amend(args) => amend::run(args),
-            Command::Rebase(args) => rebase::run(args),
-            Command::Commit(args) => commit::run(args),
-            Command::Dd(args) => dd::run(args),
-            Command::Resize(args) => resize::run(args),
-            Command::Snapshot(args) => snapshot::run(args),
-            Command::Bitmap(args) => bitmap::run(args),
-            Command::Clone(args) => clone::run(args),
-            Command::Backup(args) => backup::run(args),
-            Command::Verify(args) => verify::run(args),
-            Command::Bench(args) => bench::run(args),
-            Command::Io(args) => io::run(args),
-            Command::Serve(args) => serve::run(args),
-            Command::Ctl(args) => ctl::run(args),
+            Command::Create(args) => create::run(args, context),
+            Command::Info(args) => info::run(args, context),
+            Command::Check(args) => check::run(args, context),
+            Command::Convert(args) => convert::run(args, context),
+            Command::Map(args) => map::run(args, context),
+            Command::Measure(args) => measure::run(args, context),
+            Command::Compare(args) => compare::run(args, context),
+            Command::Amend(args) => amend::run(args, context),
+            Command::Rebase(args) => rebase::run(args, context),
+            Command::Commit(args) => commit::run(args, context),
+            Command::Dd(args) => dd::run(args, context),
+            Command::Resize(args) => resize::run(args, context),
+            Command::Snapshot(args) => snapshot::run(args, context),
+            Command::Bitmap(args) => bitmap::run(args, context),
+            Command::Clone(args) => clone::run(args, context),
+            Command::Backup(args) => backup::run(args, context),
+            Command::Verify(args) => verify::run(args, context),
+            Command::Bench(args) => bench::run(args, context),
+            Command::Io(args) => io::run(args, context),
+            Command::Serve(args) => serve::run(args, context),
+            Command::Ctl(args) => ctl::run(args, context),
             Command::Attach(args) => attach::run(args),
-            Command::Mount(args) => mount::run(args),
-            Command::Devices(args) => devices::list(args),
+            Command::Mount(args) => mount::run(args, context),
+            Command::Devices(args) => devices::list(args, context),
             Command::Detach(args) => devices::detach(args),
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
-            Command::ConnectForAServer(args) => connector::run(args),
+            Command::ConnectForAServer(args) => connector::run(args, context),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }
@@ -227,45 +228,43 @@ impl Command {
 }
 
 /// Reads the command line of the program that was called, runs the command, prints what went wrong.
-pub(crate) fn main() -> ExitCode {
-    let arguments: Vec<OsString> = std::env::args_os().collect();
-    let called = arguments.first().map_or(Program::Zebu, |path| Program::by_path(path));
-    program::set(called);
-    match called {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
+    match context.dialect {
         Program::Zebu => match Cli::try_parse_from(arguments) {
-            Ok(cli) => cli.finish(),
+            Ok(cli) => cli.finish(context),
             Err(error) => report_usage(&error),
         },
-        Program::QemuImg => qemu_names::qemu_img(arguments),
-        Program::QemuIo => qemu_names::qemu_io(arguments),
-        Program::QemuNbd => qemu_names::qemu_nbd(arguments),
+        Program::QemuImg => qemu_names::qemu_img(arguments, context),
+        Program::QemuIo => qemu_names::qemu_io(arguments, context),
+        Program::QemuNbd => qemu_names::qemu_nbd(arguments, context),
     }
 }
 
 impl Cli {
     /// Runs the command and prints what went wrong.
-    pub(crate) fn finish(&self) -> ExitCode {
-        match self.command.run() {
+    pub(crate) fn finish(&self, context: &Context) -> ExitCode {
+        match self.command.run(context) {
             Ok(code) => ExitCode::from(code),
-            Err(failure) => report(&failure, Some(self.command.name())),
+            Err(failure) => report(context.dialect, &failure, Some(self.command.name())),
         }
     }
 }
 
 /// Prints what went wrong; the exit code is the failure's.
-pub(crate) fn report(failure: &Failure, command: Option<&str>) -> ExitCode {
+pub(crate) fn report(dialect: Program, failure: &Failure, command: Option<&str>) -> ExitCode {
     // There is nobody left to tell if standard error is gone.
-    let _ = std::io::stderr().write_all(failure.text(command).as_bytes());
+    let _ = std::io::stderr().write_all(failure.text(dialect, command).as_bytes());
     ExitCode::from(failure.exit)
 }
 
 /// Help and version go to standard output; a wrong command line is told as every failure is.
 fn report_usage(error: &clap::Error) -> ExitCode {
-    report_usage_as(error, |error, _| Failure::usage(usage_message(error)))
+    report_usage_as(Program::Zebu, error, |error, _| Failure::usage(own_usage_message(error)))
 }
 
 /// The same, where a wrong command line has the words of `failure`.
 pub(crate) fn report_usage_as(
+    dialect: Program,
     error: &clap::Error,
     failure: impl FnOnce(&clap::Error, Option<&str>) -> Failure,
 ) -> ExitCode {
@@ -275,7 +274,7 @@ pub(crate) fn report_usage_as(
         let text = if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
         return match stdout::print(&text) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => report(&failure, None),
+            Err(failure) => report(dialect, &failure, None),
         };
     }
     let command = std::env::args().nth(1).filter(|name| Cli::command().find_subcommand(name).is_some());
@@ -284,7 +283,7 @@ pub(crate) fn report_usage_as(
     if command.as_deref() == Some("compare") && error.kind() == ErrorKind::ValueValidation {
         failure = failure.with_exit(compare::EXIT_OPEN);
     }
-    report(&failure, command.as_deref())
+    report(dialect, &failure, command.as_deref())
 }
 
 /// A text about a wrong command line, without the secrets of the values that it quotes.
@@ -315,8 +314,13 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
         .map(str::trim)
         .take_while(|line| !line.is_empty() && !line.starts_with("Usage:"))
         .collect();
-    let mut message = lines.join(" ").trim_start_matches("error: ").to_owned();
-    if let Some(name) = suggestion(error).filter(|_| !program::called().is_qemu()) {
+    lines.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+/// The same, with what was probably meant.
+fn own_usage_message(error: &clap::Error) -> String {
+    let mut message = usage_message(error);
+    if let Some(name) = suggestion(error) {
         let _ = write!(message, " (did you mean '{name}'?)");
     }
     message
@@ -355,7 +359,7 @@ mod tests {
         for (line, meant) in
             [(&["zebu", "covnert"][..], "convert"), (&["zebu", "convert", "--compres"], "--compress")]
         {
-            let message = usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+            let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
             assert!(message.ends_with(&format!("(did you mean '{meant}'?)")), "{message}");
         }
     }

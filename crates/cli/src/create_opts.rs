@@ -5,7 +5,7 @@ use crate::foreign_opts::{self, ForeignOpts};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::local_name::local_name;
 use crate::lock_patience::lock_wait;
-use crate::program;
+use crate::program::Program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::Secrets;
 use crate::values::preallocation_argument;
@@ -141,13 +141,13 @@ impl CreateOpts {
 
     /// Reads all `-o` arguments, for an image of `format`. The error names the option.
     pub(crate) fn parse(
+        dialect: Program,
         arguments: &[String],
         format: Format,
         of_file: FileOptions,
     ) -> Result<ParsedOpts, String> {
         if arguments.iter().any(|argument| asks_for_help(argument)) {
-            let as_qemu =
-                program::called().is_qemu().then(|| option_lists::create(format, of_file)).flatten();
+            let as_qemu = dialect.is_qemu().then(|| option_lists::create(format, of_file)).flatten();
             return Ok(ParsedOpts::Help(as_qemu.unwrap_or_else(|| help(format))));
         }
         let mut opts = Self::default();
@@ -257,8 +257,9 @@ impl CreateOpts {
     }
 
     /// The options of the engine; the backing file is put in by the command, which has looked at it.
-    pub(crate) fn create_options(&self, format: Format) -> CreateOptions {
-        let mut create = CreateOptions::default().format(format).size(self.size).lock_wait(lock_wait());
+    pub(crate) fn create_options(&self, dialect: Program, format: Format) -> CreateOptions {
+        let mut create =
+            CreateOptions::default().format(format).size(self.size).lock_wait(lock_wait(dialect));
         create.cluster_size = self.cluster_size.unwrap_or(create.cluster_size);
         create.version = self.version.unwrap_or(create.version);
         create.refcount_bits = self.refcount_bits.unwrap_or(create.refcount_bits);
@@ -280,11 +281,12 @@ impl CreateOpts {
     /// The same, encrypted as the options say. `secrets` has the passphrase; without it, none is looked up.
     pub(crate) fn create_options_with(
         &self,
+        dialect: Program,
         format: Format,
         secrets: Option<&Secrets>,
     ) -> Result<CreateOptions, String> {
-        let encryption = self.encryption.resolve(format, secrets)?;
-        Ok(self.create_options(format).encryption(encryption))
+        let encryption = self.encryption.resolve(dialect, format, secrets)?;
+        Ok(self.create_options(dialect, format).encryption(encryption))
     }
 
     /// The line that `create` begins with: the name, and the options in QEMU's order, those with a default always.
@@ -381,7 +383,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, format: Format) -> Result<CreateOpts, String> {
-        match CreateOpts::parse(&[text.to_owned()], format, FileOptions::Listed)? {
+        match CreateOpts::parse(Program::Zebu, &[text.to_owned()], format, FileOptions::Listed)? {
             ParsedOpts::Use(opts) => Ok(*opts),
             ParsedOpts::Help(_) => Err("help".to_owned()),
         }
@@ -408,11 +410,12 @@ mod tests {
     #[test]
     fn later_options_win_over_earlier_ones() {
         let arguments = ["cluster_size=4k".to_owned(), "cluster_size=8k,size=1M".to_owned()];
-        let Ok(ParsedOpts::Use(opts)) = CreateOpts::parse(&arguments, Format::Qcow2, FileOptions::Listed)
+        let Ok(ParsedOpts::Use(opts)) =
+            CreateOpts::parse(Program::Zebu, &arguments, Format::Qcow2, FileOptions::Listed)
         else {
             panic!()
         };
-        assert_eq!(opts.create_options(Format::Qcow2).cluster_size, 8192);
+        assert_eq!(opts.create_options(Program::Zebu, Format::Qcow2).cluster_size, 8192);
         assert_eq!(opts.size, Some(1 << 20));
     }
 
@@ -440,7 +443,7 @@ mod tests {
     #[test]
     fn help_lists_the_options_of_the_format() {
         let Ok(ParsedOpts::Help(text)) =
-            CreateOpts::parse(&["help".to_owned()], Format::Raw, FileOptions::Listed)
+            CreateOpts::parse(Program::Zebu, &["help".to_owned()], Format::Raw, FileOptions::Listed)
         else {
             panic!()
         };

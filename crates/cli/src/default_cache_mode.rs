@@ -2,8 +2,8 @@
 //! once, if little of it is there.
 
 use crate::image_spec::ImageSpec;
-use crate::named_disks::is_remote;
 use crate::output::stderr;
+use crate::program::Program;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ impl DefaultCacheMode {
         if asked.is_some() || spec.options.cache != default {
             return None;
         }
-        if is_remote(&spec.path) {
+        if session.context().disks.names.is_remote(&spec.path) {
             // A server's disk is not in this machine's page cache. What the server acknowledged is durable after a flush.
             if default == CacheMode::Unsafe {
                 spec.options.cache = CacheMode::Writeback;
@@ -61,7 +61,7 @@ impl DefaultCacheMode {
     /// A pipe is left alone: it can be opened once.
     pub(crate) fn for_source(session: &Session, spec: &mut ImageSpec) {
         if spec.options.cache == CacheMode::default()
-            && !is_remote(&spec.path)
+            && !session.context().disks.names.is_remote(&spec.path)
             && spec.path.is_file()
             && let Some(chain) = chain(session, spec, CacheMode::None)
             && can_be_direct(&chain)
@@ -69,7 +69,10 @@ impl DefaultCacheMode {
         {
             spec.options.cache = CacheMode::None;
             if session.verbose {
-                stderr::tell("reads of the source: O_DIRECT, since little of it is in the page cache");
+                stderr::tell(
+                    session.dialect(),
+                    "reads of the source: O_DIRECT, since little of it is in the page cache",
+                );
             }
         }
     }
@@ -84,24 +87,27 @@ impl DefaultCacheMode {
                     && top(session, spec, CacheMode::None).is_some()
         };
         if spec.options.cache == CacheMode::default()
-            && !is_remote(&spec.path)
+            && !session.context().disks.names.is_remote(&spec.path)
             && is_file_or_device(&spec.path)
             && can_be_direct()
         {
             spec.options.cache = CacheMode::None;
             if session.verbose {
-                stderr::tell("reads of the source: O_DIRECT, to lose no more than what can't be read");
+                stderr::tell(
+                    session.dialect(),
+                    "reads of the source: O_DIRECT, to lose no more than what can't be read",
+                );
             }
         }
     }
 
     /// Says on standard error what was chosen.
-    pub(crate) fn tell(&self, what: &str) {
+    pub(crate) fn tell(&self, dialect: Program, what: &str) {
         let how = match self.mode {
             CacheMode::None => "O_DIRECT",
             _ => "through the page cache, whose pages are dropped at the end",
         };
-        stderr::tell(&format!("I/O of {what}: {how}"));
+        stderr::tell(dialect, &format!("I/O of {what}: {how}"));
     }
 
     /// Drops what is durable of the files from the page cache.

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::json;
 use crate::output::stdout;
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::remote_disk::RemoteTransfers;
 use crate::session::Session;
 use crate::values::OutputFormat;
 use serde::Serialize;
@@ -43,9 +43,10 @@ pub(crate) fn tell(session: &Session, images: &[Image], output: OutputFormat) ->
             } += extent.len;
         }
     }
-    estimate.remote = transfers();
+    let disks = &session.context().disks;
+    estimate.remote = disks.remote.transfers(&disks.uploads);
     stdout::print(&match output {
-        OutputFormat::Json => json::to_text(&estimate)?,
+        OutputFormat::Json => json::to_text(session.dialect(), &estimate)?,
         OutputFormat::Human => format!(
             "would read {} bytes of data and {} that are compressed; {} of {} are known to be zero. Nothing was written\n",
             estimate.read, estimate.read_compressed, estimate.zero, estimate.total

@@ -1,7 +1,7 @@
 //! Options of `-o` about how a new image is encrypted, with QEMU's names.
 
 use crate::output::stderr;
-use crate::program;
+use crate::program::Program;
 use crate::secrets::Secrets;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -140,6 +140,7 @@ impl EncryptOpts {
     /// How an image of this format is encrypted, if it is. `secrets` has the passphrase; without it, none is looked up.
     pub(crate) fn resolve(
         &self,
+        dialect: Program,
         format: Format,
         secrets: Option<&Secrets>,
     ) -> Result<Option<NewEncryption>, String> {
@@ -169,7 +170,7 @@ impl EncryptOpts {
         let has_hash = self.given.iter().any(|(name, _)| *name == "ivgen-hash-alg");
         let mode = match (self.is_cbc, self.ivgen.unwrap_or(IvGenerator::Plain64)) {
             // QEMU takes it, and has no use for it either.
-            (_, IvGenerator::Plain | IvGenerator::Plain64) if has_hash && !program::called().is_qemu() => {
+            (_, IvGenerator::Plain | IvGenerator::Plain64) if has_hash && !dialect.is_qemu() => {
                 return Err("ivgen-hash-alg is for ivgen-alg=essiv alone".to_owned());
             }
             (false, IvGenerator::Plain64) => Mode::XtsPlain64,
@@ -187,8 +188,9 @@ impl EncryptOpts {
             .hash(self.hash.unwrap_or(HashName::Sha256))
             .iteration_time(self.iteration_time.unwrap_or(Duration::from_secs(2)));
         if let Some(secrets) = secrets {
-            if method == NewMethod::LegacyAes && !program::called().is_qemu() {
+            if method == NewMethod::LegacyAes && !dialect.is_qemu() {
                 stderr::tell(
+                    dialect,
                     "warning: encrypt.format=aes is weak: the passphrase itself is the key; use luks",
                 );
             }
@@ -211,7 +213,7 @@ mod tests {
         for (name, value) in pairs {
             assert!(opts.set(name, value, format)?, "{name}");
         }
-        opts.resolve(format, None)
+        opts.resolve(Program::Zebu, format, None)
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::stderr;
+use crate::program::Program;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
@@ -12,13 +13,16 @@ const HEADER: usize = 36;
 const CRYPT_METHOD: usize = 32;
 
 /// Warns of an overlay in plain text: what is written to it is encrypted no more, nor what it copies from below.
-pub(crate) fn warn_of_plain_overlay(backing: &Path) {
+pub(crate) fn warn_of_plain_overlay(dialect: Program, backing: &Path) {
     if let Some(encryption) = encryption(backing) {
-        stderr::tell(&format!(
-            "warning: the backing file '{}' is {encryption}, and this overlay is not encrypted: \
+        stderr::tell(
+            dialect,
+            &format!(
+                "warning: the backing file '{}' is {encryption}, and this overlay is not encrypted: \
              -o encrypt.format=luks,encrypt.key-secret=ID encrypts it",
-            backing.display()
-        ));
+                backing.display()
+            ),
+        );
     }
 }
 

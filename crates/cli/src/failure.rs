@@ -1,8 +1,10 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use crate::named_disks::{self, Named};
+use crate::context::Context;
+use crate::errno_text::errno_text;
+use crate::named_disks::Named;
 use crate::output::printable::printable;
-use crate::program;
+use crate::program::Program;
 use crate::secrets_in_names::without_secrets;
 use rustix::io::Errno;
 use std::error::Error as _;
@@ -76,13 +78,18 @@ impl Failure {
 
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
-    pub(crate) fn opening(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("open", image, error, &remedy(error))
+    pub(crate) fn opening(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+        Self::naming(context, "open", image, error, &remedy(error))
     }
 
     /// The same with a remedy that only the command line knows, such as " (-f raw)".
-    pub(crate) fn opening_with_remedy(image: &Path, error: &zebu::Error, remedy: &str) -> Self {
-        Self::naming("open", image, error, remedy)
+    pub(crate) fn opening_with_remedy(
+        context: &Context,
+        image: &Path,
+        error: &zebu::Error,
+        remedy: &str,
+    ) -> Self {
+        Self::naming(context, "open", image, error, remedy)
     }
 
     /// A name that can't be the name of an image to open.
@@ -96,11 +103,11 @@ impl Failure {
     }
 
     /// An image that can't be made.
-    pub(crate) fn creating(image: &Path, error: &zebu::Error) -> Self {
-        Self::naming("create", image, error, &remedy(error))
+    pub(crate) fn creating(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+        Self::naming(context, "create", image, error, &remedy(error))
     }
 
-    fn naming(verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
+    fn naming(context: &Context, verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -108,7 +115,7 @@ impl Failure {
         if error.image().is_some_and(|named| named != image) {
             let _ = write!(message, "{error}");
         } else {
-            message.push_str(&reason(error, image));
+            message.push_str(&reason(context, error, image));
         }
         message.push_str(remedy);
         Self::new(message)
@@ -125,10 +132,10 @@ impl Failure {
     }
 
     /// The same, where `doing` names `file` already, which has a temporary name until it is complete.
-    pub(crate) fn during_on(doing: &str, file: &Path, error: &zebu::Error) -> Self {
+    pub(crate) fn during_on(context: &Context, doing: &str, file: &Path, error: &zebu::Error) -> Self {
         match error.image() {
             Some(image) if error.kind() != ErrorKind::Cancelled && stands_for(image, file) => {
-                Self::new(format!("{doing}: {}{}", reason(error, image), remedy(error)))
+                Self::new(format!("{doing}: {}{}", reason(context, error, image), remedy(error)))
             }
             _ => Self::during(doing, error),
         }
@@ -153,20 +160,20 @@ impl Failure {
     }
 
     /// The text for standard error, line ends included: one line, and the hint at the help after a usage error.
-    pub(crate) fn text(&self, command: Option<&str>) -> String {
+    pub(crate) fn text(&self, dialect: Program, command: Option<&str>) -> String {
         let Some(message) = &self.message else { return String::new() };
-        let program = program::called();
         let full = match command {
-            Some(command) => format!("{} {command}", program.name()),
-            None => program.name().to_owned(),
+            Some(command) => format!("{} {command}", dialect.name()),
+            None => dialect.name().to_owned(),
         };
-        let name = if self.kind == FailureKind::Option { &full } else { program.name() };
+        let name = if self.kind == FailureKind::Option { &full } else { dialect.name() };
+        let message = if dialect.is_qemu() { &message.replace(DEFAULTS, "") } else { message };
         let mut text = format!("{name}: {}\n", printable(message));
         if let Some(hint) = self.hint {
             let _ = writeln!(text, "{hint}");
         }
         if self.kind != FailureKind::Runtime {
-            let information = if program.is_qemu() { "info" } else { "information" };
+            let information = if dialect.is_qemu() { "info" } else { "information" };
             let _ = writeln!(text, "Try '{full} --help' for more {information}");
         }
         text
@@ -198,18 +205,19 @@ fn stands_for(found: &Path, file: &Path) -> bool {
 }
 
 /// Why `image`, which the caller has named already, can't be opened or made.
-fn reason(error: &zebu::Error, image: &Path) -> String {
+fn reason(context: &Context, error: &zebu::Error, image: &Path) -> String {
     let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
     if let Some(IoError { op: op @ (Op::Open | Op::Lock), kind, path, detail, .. }) = below
         && path == image
     {
-        if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, program::called().is_qemu()) {
-            if let Some(server) = named_disks::server(path) {
+        if let (Op::Open, IoErrorKind::Os(errno), true) = (op, kind, context.dialect.is_qemu()) {
+            let names = &context.disks.names;
+            if let Some(server) = names.server(path) {
                 let why = detail.clone().unwrap_or_else(|| errno_text(*errno));
                 return format!("Failed to connect to '{server}': {why}");
             }
-            let says_why = matches!(named_disks::named(path), Some(Named::Graph(_)))
-                || named_disks::driver(path) == Some("rbd");
+            let says_why =
+                matches!(names.named(path), Some(Named::Graph(_))) || names.driver(path) == Some("rbd");
             if let (true, Some(why)) = (says_why, detail) {
                 return why.clone();
             }
@@ -226,12 +234,6 @@ fn reason(error: &zebu::Error, image: &Path) -> String {
     let text = error.to_string();
     let prefix = format!("{}: ", image.display());
     text.strip_prefix(&prefix).map(str::to_owned).unwrap_or(text)
-}
-
-/// The words for an errno, without the number that the standard library appends.
-pub(crate) fn errno_text(errno: i32) -> String {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
 /// The remedy for a user of the command: the library knows no options.
@@ -276,6 +278,9 @@ fn remedy(error: &zebu::Error) -> String {
     known.to_owned()
 }
 
+/// What widens the references of all command lines; texts under QEMU's names leave it out.
+const DEFAULTS: &str = "; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed";
+
 /// The options that let an image name a file which it may not name.
 fn reference_remedy(remedy: Option<&Remedy>) -> String {
     let mut options = match remedy {
@@ -287,8 +292,8 @@ fn reference_remedy(remedy: Option<&Remedy>) -> String {
         Some(Remedy::NameFile) => "--image-opts".to_owned(),
         _ => "--allow-refs says which files an image may name".to_owned(),
     };
-    if !program::called().is_qemu() && remedy != Some(&Remedy::NameFile) {
-        options.push_str("; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed");
+    if remedy != Some(&Remedy::NameFile) {
+        options.push_str(DEFAULTS);
     }
     format!(" ({options})")
 }
@@ -300,12 +305,15 @@ mod tests {
     #[test]
     fn a_message_is_one_line_whatever_the_file_is_called() {
         let failure = Failure::new("Could not open 'a\nb\u{1b}[2J': gone");
-        assert_eq!(failure.text(Some("info")), "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n");
+        assert_eq!(
+            failure.text(Program::Zebu, Some("info")),
+            "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n"
+        );
     }
 
     #[test]
     fn usage_errors_point_at_the_help_of_the_command() {
-        let text = Failure::usage("Expecting image file name").text(Some("resize"));
+        let text = Failure::usage("Expecting image file name").text(Program::Zebu, Some("resize"));
         assert_eq!(text, "zebu: Expecting image file name\nTry 'zebu resize --help' for more information\n");
     }
 
@@ -313,7 +321,7 @@ mod tests {
     fn the_file_is_named_once() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
-        let failure = Failure::opening(Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
     }
 
@@ -321,16 +329,11 @@ mod tests {
     fn the_file_that_failed_is_named_if_it_is_another() {
         let error =
             zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
-        let failure = Failure::opening(Path::new("a.img"), &error);
+        let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(
             failure.message.as_deref(),
             Some("Could not open 'a.img': base: Image is not in qcow2 format")
         );
-    }
-
-    #[test]
-    fn errors_have_the_systems_words() {
-        assert_eq!(errno_text(5), "Input/output error");
     }
 
     #[test]

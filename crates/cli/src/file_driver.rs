@@ -78,7 +78,7 @@ impl FileDriver {
 }
 
 fn error_text(error: &std::io::Error) -> String {
-    error.raw_os_error().map_or_else(|| error.to_string(), crate::failure::errno_text)
+    error.raw_os_error().map_or_else(|| error.to_string(), crate::errno_text::errno_text)
 }
 
 #[cfg(test)]

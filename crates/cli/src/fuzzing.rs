@@ -1,5 +1,6 @@
 //! The parsers of the command, as the project's fuzz targets call them.
 
+use crate::context::Context;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::{ForceShare, ImageSpec};
 use crate::io::words;
@@ -16,7 +17,11 @@ pub use crate::io::words::split_words;
 /// # Errors
 /// The message for the user.
 pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> Result<OpenOptions, String> {
-    let parsed = disk.map_or_else(|| ImageOpts::parse(text), |disk| ImageOpts::parse_for(text, disk))?;
+    let context = Context::default();
+    let parsed = disk.map_or_else(
+        || ImageOpts::parse(&context, text),
+        |disk| ImageOpts::parse_for(&context, text, disk),
+    )?;
     let mut spec = ImageSpec {
         secrets: Secrets::default(),
         path: "disk".into(),
@@ -32,7 +37,7 @@ pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> R
         called_raw: "",
         force_share: ForceShare::Offered,
     };
-    parsed.apply(&mut spec)?;
+    parsed.apply(&context, &mut spec)?;
     Ok(spec.options)
 }
 

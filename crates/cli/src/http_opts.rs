@@ -1,8 +1,9 @@
 //! Image options of a file on a web server (`driver=http`, `driver=https`), with QEMU's keys and some of zebu's own; and of an
 //! object in a store (`driver=s3`, `driver=gs`, `driver=az`), with those of them that mean something there.
 
+use crate::disks::Disks;
 use crate::keyval::{parse_size_value, parse_switch};
-use crate::remote_disk::{RemoteName, http_options};
+use crate::remote_disk::RemoteName;
 use std::path::Path;
 use std::time::Duration;
 use zebu_remote::http::{Cookie, Credentials, HttpUrl, Redirects, Verification, password_of};
@@ -80,7 +81,7 @@ impl HttpOpts {
     ///
     /// # Errors
     /// A key without the driver, one that is missing, contradicts another, can't be read, or is not supported.
-    pub(crate) fn finish(self) -> Result<Option<RemoteName>, String> {
+    pub(crate) fn finish(self, disks: &Disks) -> Result<Option<RemoteName>, String> {
         let Some(driver) = &self.driver else {
             return match self.pairs.first() {
                 None => Ok(None),
@@ -109,7 +110,7 @@ impl HttpOpts {
                 place.shown()
             ));
         }
-        let mut options = http_options();
+        let mut options = disks.remote.http_options();
         if let Some(value) = get("readahead") {
             let bytes = parse_size_value("readahead", value)?;
             if bytes == 0 || bytes % 512 != 0 || bytes > 8 << 20 {
@@ -242,7 +243,7 @@ mod tests {
         for (key, value) in pairs {
             assert!(opts.take(key, value)?, "{key}");
         }
-        opts.finish()
+        opts.finish(&Disks::default())
     }
 
     #[test]
@@ -298,6 +299,6 @@ mod tests {
         let mut opts = HttpOpts::default();
         assert_eq!(opts.take("nothing", "x"), Ok(false));
         assert_eq!(opts.take("url", "x"), Ok(true));
-        assert!(opts.finish().unwrap_err().contains("driver=http"));
+        assert!(opts.finish(&Disks::default()).unwrap_err().contains("driver=http"));
     }
 }

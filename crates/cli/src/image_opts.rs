@@ -3,6 +3,7 @@
 //! Every key either works or is refused by its name; none is ignored.
 
 use crate::backing_opts::BackingOpts;
+use crate::context::Context;
 use crate::file_driver::{FileDriver, FileKind};
 use crate::graph::{Description, Filter, Node, plan};
 use crate::http_opts::HttpOpts;
@@ -10,11 +11,9 @@ use crate::image_spec::ImageSpec;
 use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
-use crate::named_disks::{is_remote, note_node, note_remote};
 use crate::nbd_opts::NbdOpts;
-use crate::program;
+use crate::program::Program;
 use crate::rbd_opts::RbdOpts;
-use crate::remote_names::image_path;
 use crate::values::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -117,20 +116,20 @@ fn qemu_switch(key: &str, value: &str) -> Result<bool, String> {
 
 impl ImageOpts {
     /// Reads the pairs. The error names the key and says what is wrong with it.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(context: &Context, text: &str) -> Result<Self, String> {
         let pairs = parse_keyval(text).map_err(|error| error.to_string())?;
-        Self::from_typed(&pairs, TypedValues::default())
+        Self::from_typed(context, &pairs, TypedValues::default())
     }
 
     /// Reads a name that is JSON; `None` if it is none.
-    pub(crate) fn of_json_name(name: &str) -> Option<Result<Self, String>> {
+    pub(crate) fn of_json_name(context: &Context, name: &str) -> Option<Result<Self, String>> {
         let pairs = parse_json_name(name)?;
-        Some(pairs.and_then(|pairs| Self::from_typed(&pairs, TypedValues::of_name(name))))
+        Some(pairs.and_then(|pairs| Self::from_typed(context, &pairs, TypedValues::of_name(name))))
     }
 
     /// Reads pairs that were taken apart already.
-    fn from_typed(pairs: &[(String, String)], typed: TypedValues) -> Result<Self, String> {
-        let opts = Self::read_graph(pairs, None, typed)?;
+    fn from_typed(context: &Context, pairs: &[(String, String)], typed: TypedValues) -> Result<Self, String> {
+        let opts = Self::read_graph(context, pairs, None, typed)?;
         if opts.filename.is_none() {
             return Err("A file must be specified: add file.filename=NAME".to_owned());
         }
@@ -138,23 +137,27 @@ impl ImageOpts {
     }
 
     /// Reads the pairs for a file that is known already.
-    pub(crate) fn parse_for(text: &str, file: &Path) -> Result<Self, String> {
-        Self::beside_name(parse_keyval(text).map_err(|error| error.to_string())?, file)
+    pub(crate) fn parse_for(context: &Context, text: &str, file: &Path) -> Result<Self, String> {
+        Self::beside_name(context, parse_keyval(text).map_err(|error| error.to_string())?, file)
     }
 
     /// Reads pairs that were taken apart already, for a file that was opened before.
-    pub(crate) fn from_pairs_for(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
-        if is_remote(file) {
-            let opts = Self::read_graph(&given, None, TypedValues::default())?;
+    pub(crate) fn from_pairs_for(
+        context: &Context,
+        given: Vec<(String, String)>,
+        file: &Path,
+    ) -> Result<Self, String> {
+        if context.disks.names.is_remote(file) {
+            let opts = Self::read_graph(context, &given, None, TypedValues::default())?;
             return Ok(Self { filename: Some(opts.filename.unwrap_or_else(|| file.to_owned())), ..opts });
         }
-        Self::beside_name(given, file)
+        Self::beside_name(context, given, file)
     }
 
     /// Reads pairs beside a name.
-    fn beside_name(given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
+    fn beside_name(context: &Context, given: Vec<(String, String)>, file: &Path) -> Result<Self, String> {
         let Some(named) = file.to_str().and_then(parse_json_name) else {
-            return Self::read_graph(&given, Some(file), TypedValues::default());
+            return Self::read_graph(context, &given, Some(file), TypedValues::default());
         };
         // What is given beside a name goes over what the name says.
         let mut pairs = named?;
@@ -164,17 +167,18 @@ impl ImageOpts {
             typed.remove(key);
         }
         pairs.extend(given);
-        Self::from_typed(&pairs, typed)
+        Self::from_typed(context, &pairs, typed)
     }
 
     /// Reads pairs, and the name beside them, after the drivers were taken out.
     fn read_graph(
+        context: &Context,
         pairs: &[(String, String)],
         file: Option<&Path>,
         typed: TypedValues,
     ) -> Result<Self, String> {
-        if let Some(plan) = plan(pairs, file.and_then(Path::to_str), typed)? {
-            let opts = Self::read(&plan.pairs)?;
+        if let Some(plan) = plan(context, pairs, file.and_then(Path::to_str), typed)? {
+            let opts = Self::read(context, &plan.pairs)?;
             return Ok(Self {
                 filters: plan.filters,
                 driver: plan.driver,
@@ -182,25 +186,25 @@ impl ImageOpts {
                 ..opts
             });
         }
-        let mut opts = Self::read(pairs)?;
+        let mut opts = Self::read(context, pairs)?;
         if let Some(file) = file {
             set_once(&mut opts.filename, "file.filename", file.to_owned())?;
         }
         Ok(opts)
     }
 
-    fn read(pairs: &[(String, String)]) -> Result<Self, String> {
-        let mut opts = Self::default();
+    fn read(context: &Context, pairs: &[(String, String)]) -> Result<Self, String> {
+        let (disks, mut opts) = (&context.disks, Self::default());
         for (key, value) in without_idle_raw(pairs) {
-            opts.set(&key, &value)?;
+            opts.set(context, &key, &value)?;
         }
         let (nbd, http) = (std::mem::take(&mut opts.nbd), std::mem::take(&mut opts.http));
         let rbd = std::mem::take(&mut opts.rbd);
-        for name in [nbd.finish()?, rbd.finish()?, http.finish()?].into_iter().flatten() {
-            set_once(&mut opts.filename, "file.filename", note_remote(name)?)?;
+        for name in [nbd.finish(context)?, rbd.finish()?, http.finish(disks)?].into_iter().flatten() {
+            set_once(&mut opts.filename, "file.filename", disks.names.note_remote(name)?)?;
             opts.plain.push(NamedFile::Image);
         }
-        opts.backing.finish()?;
+        opts.backing.finish(context)?;
         opts.check_cache_sizes()?;
         for (file, key, path) in [
             (NamedFile::Image, "file.filename", &mut opts.filename),
@@ -209,15 +213,16 @@ impl ImageOpts {
             if let Some(path) = path
                 && !opts.plain.contains(&file)
             {
-                *path =
-                    image_path(path.as_os_str()).map_err(|reason| format!("Parameter '{key}': {reason}"))?;
+                *path = context
+                    .image_path(path.as_os_str())
+                    .map_err(|reason| format!("Parameter '{key}': {reason}"))?;
             }
         }
         Ok(opts)
     }
 
-    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        if program::called().is_qemu() && self.set_as_qemu(key, value)? {
+    fn set(&mut self, context: &Context, key: &str, value: &str) -> Result<(), String> {
+        if context.dialect.is_qemu() && self.set_as_qemu(key, value)? {
             return Ok(());
         }
         match key {
@@ -242,7 +247,7 @@ impl ImageOpts {
                     self.http.name(value);
                 }
                 _ => {
-                    let format = format_argument(value);
+                    let format = format_argument(context.dialect, value);
                     self.format = Some(
                         format
                             .map_err(|reason| reason.replacen("Unknown file format", "Unknown driver", 1))?,
@@ -273,7 +278,7 @@ impl ImageOpts {
                 self.slice_size = Some(match slice_size_argument(value) {
                     Ok(bytes) => bytes,
                     // The image has the words, when it is known how large a cluster is.
-                    Err(_) if program::called().is_qemu() => {
+                    Err(_) if context.dialect.is_qemu() => {
                         u32::try_from(parse_size_value(key, value)?).unwrap_or(u32::MAX)
                     }
                     Err(e) => return Err(format!("Parameter '{key}': '{value}': {e}")),
@@ -281,7 +286,7 @@ impl ImageOpts {
             }
             "cache-clean-interval" => {
                 let seconds: u32 = value.parse().map_err(|_| match value.parse::<i64>() {
-                    Ok(_) if program::called().is_qemu() => "Cache clean interval too big".to_owned(),
+                    Ok(_) if context.dialect.is_qemu() => "Cache clean interval too big".to_owned(),
                     _ => format!("Parameter '{key}' expects a number of seconds, not '{value}'"),
                 })?;
                 self.cache_clean_interval = Some(Duration::from_secs(u64::from(seconds)));
@@ -296,8 +301,8 @@ impl ImageOpts {
             "data-file.filename" | "data-file.file.filename" => {
                 set_once(&mut self.data_file, key, PathBuf::from(value))?;
             }
-            _ if self.keys.take(key, value)? || self.backing.take(key, value)? => {}
-            _ if self.takes_remote(key, value)? => {}
+            _ if self.keys.take(key, value)? || self.backing.take(context.dialect, key, value)? => {}
+            _ if self.takes_remote(context.dialect, key, value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
                     Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
@@ -309,9 +314,11 @@ impl ImageOpts {
     }
 
     /// Whether it is a key of a disk over the network, which is noted then.
-    fn takes_remote(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    fn takes_remote(&mut self, dialect: Program, key: &str, value: &str) -> Result<bool, String> {
         let key = key.strip_prefix("file.").unwrap_or(key);
-        Ok(self.nbd.take(key, value)? || self.rbd.take(key, value)? || self.http.take(key, value)?)
+        Ok(self.nbd.take(dialect, key, value)?
+            || self.rbd.take(dialect, key, value)?
+            || self.http.take(key, value)?)
     }
 
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no
@@ -405,7 +412,7 @@ impl ImageOpts {
     }
 
     /// Puts what was given over what the command wants.
-    pub(crate) fn apply(self, spec: &mut ImageSpec) -> Result<(), String> {
+    pub(crate) fn apply(self, context: &Context, spec: &mut ImageSpec) -> Result<(), String> {
         // An encrypted disk would be taken for raw, and written in plain text.
         if self.format == Some(Format::Raw)
             && let Some(key) = self.keys.option_of_top()
@@ -419,21 +426,21 @@ impl ImageOpts {
             spec.path = path;
         }
         options.format = self.format.or(options.format);
-        options.cache = cache_mode(options.cache, self.cache_direct, self.cache_no_flush)?;
+        options.cache = cache_mode(context.dialect, options.cache, self.cache_direct, self.cache_no_flush)?;
         if self.read_only {
             if options.access == Access::ReadWrite {
                 return Err("Parameter 'read-only=on' contradicts a command that writes".to_owned());
             }
             options.access = Access::ReadOnly;
         }
-        let kind = match self.file_driver.filter(|_| program::called().is_qemu()) {
+        let kind = match self.file_driver.filter(|_| context.dialect.is_qemu()) {
             Some(driver) => driver.check(&spec.path, options.access)?,
             None => FileKind::Any,
         };
         if kind == FileKind::CharacterDevice {
             // It has no end to look for, and so no bytes.
             let nothing = Node::Null { size: 0, reads_zeroes: true, latency: Duration::ZERO };
-            spec.path = note_node(spec.path.clone(), nothing)?;
+            spec.path = context.disks.names.note_node(spec.path.clone(), nothing)?;
         } else if self.unlocked && options.access == Access::ReadWrite {
             return Err(
                 "Parameter 'locking=off' is for reading only: two writers destroy an image".to_owned()
@@ -461,7 +468,7 @@ impl ImageOpts {
         spec.discard = self.discard.or(spec.discard);
         spec.detect_zeroes = self.detect_zeroes.or(spec.detect_zeroes);
         let unmaps = spec.detect_zeroes == Some(ZeroMode::Unmap);
-        if unmaps && spec.discard != Some(Discard::Unmap) && program::called().is_qemu() {
+        if unmaps && spec.discard != Some(Discard::Unmap) && context.dialect.is_qemu() {
             return Err(
                 "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap"
                     .to_owned(),
@@ -501,11 +508,16 @@ fn set_once<T>(slot: &mut Option<T>, key: &str, value: T) -> Result<(), String> 
 }
 
 /// The mode that two switches make of the one asked for with `-t`.
-fn cache_mode(mode: CacheMode, direct: Option<bool>, no_flush: Option<bool>) -> Result<CacheMode, String> {
+fn cache_mode(
+    dialect: Program,
+    mode: CacheMode,
+    direct: Option<bool>,
+    no_flush: Option<bool>,
+) -> Result<CacheMode, String> {
     let direct = direct.unwrap_or(mode.is_direct());
     let no_flush = no_flush.unwrap_or(mode == CacheMode::Unsafe);
     // For QEMU both may be asked for; flushes are carried out all the same.
-    let no_flush = no_flush && !(direct && program::called().is_qemu());
+    let no_flush = no_flush && !(direct && dialect.is_qemu());
     match (direct, no_flush, mode.is_writethrough()) {
         (true, true, _) => {
             Err("Parameters 'cache.direct=on' and 'cache.no-flush=on' can't be combined".to_owned())
@@ -524,6 +536,10 @@ mod tests {
     use crate::image_spec::ForceShare;
     use crate::secrets::Secrets;
     use zebu::OpenOptions;
+
+    fn parse(text: &str) -> Result<ImageOpts, String> {
+        ImageOpts::parse(&Context::default(), text)
+    }
 
     fn spec(access: Access) -> ImageSpec {
         ImageSpec {
@@ -550,7 +566,7 @@ mod tests {
                     backing.driver=raw,backing.file.filename=base.raw,discard=unmap,file.driver=file,\
                     cache-clean-interval=60,extent-index=off";
         let mut spec = spec(Access::ReadOnly);
-        ImageOpts::parse(text).unwrap().apply(&mut spec).unwrap();
+        parse(text).unwrap().apply(&Context::default(), &mut spec).unwrap();
         assert_eq!(spec.path, PathBuf::from("a,b.qcow2"));
         assert_eq!(spec.options.format, Some(Format::Qcow2));
         assert_eq!(spec.options.cache_size, Some(1 << 20));
@@ -567,10 +583,10 @@ mod tests {
 
     #[test]
     fn unknown_and_refused_keys_are_named() {
-        let error = ImageOpts::parse("file.filename=a,foo=bar").unwrap_err();
+        let error = parse("file.filename=a,foo=bar").unwrap_err();
         assert_eq!(error, "Unknown parameter 'foo'");
         for (key, _) in REFUSED {
-            let error = ImageOpts::parse(&format!("file.filename=a,{key}=1")).unwrap_err();
+            let error = parse(&format!("file.filename=a,{key}=1")).unwrap_err();
             assert!(error.contains(&format!("'{key}'")), "{error}");
         }
     }
@@ -588,32 +604,35 @@ mod tests {
             ("file.filename=a,file.filename=b", "'file.filename'"),
             ("file.filename=a,backing.driver=raw,backing=", "'backing.driver'"),
         ] {
-            let error = ImageOpts::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert!(error.contains(key), "{text}: {error}");
         }
     }
 
     #[test]
     fn a_file_is_needed() {
-        assert!(ImageOpts::parse("driver=qcow2").unwrap_err().contains("file.filename"));
-        assert!(ImageOpts::parse("disk.qcow2").unwrap_err().contains("disk.qcow2"));
+        assert!(parse("driver=qcow2").unwrap_err().contains("file.filename"));
+        assert!(parse("disk.qcow2").unwrap_err().contains("disk.qcow2"));
     }
 
     #[test]
     fn reading_only_contradicts_a_writing_command() {
         for text in ["file.filename=a,read-only=on", "file.filename=a,force-share=on"] {
-            let opts = ImageOpts::parse(text).unwrap();
-            assert!(opts.clone().apply(&mut spec(Access::ReadWrite)).is_err());
-            assert!(opts.apply(&mut spec(Access::ReadOnly)).is_ok());
+            let opts = parse(text).unwrap();
+            assert!(opts.clone().apply(&Context::default(), &mut spec(Access::ReadWrite)).is_err());
+            assert!(opts.apply(&Context::default(), &mut spec(Access::ReadOnly)).is_ok());
         }
     }
 
     #[test]
     fn switches_of_the_cache_refine_the_mode() {
-        assert_eq!(cache_mode(CacheMode::Writethrough, Some(true), None), Ok(CacheMode::Directsync));
-        assert_eq!(cache_mode(CacheMode::None, Some(false), None), Ok(CacheMode::Writeback));
-        assert_eq!(cache_mode(CacheMode::Writeback, None, Some(true)), Ok(CacheMode::Unsafe));
-        assert_eq!(cache_mode(CacheMode::Unsafe, None, Some(false)), Ok(CacheMode::Writeback));
-        assert!(cache_mode(CacheMode::None, None, Some(true)).is_err());
+        assert_eq!(
+            cache_mode(Program::Zebu, CacheMode::Writethrough, Some(true), None),
+            Ok(CacheMode::Directsync)
+        );
+        assert_eq!(cache_mode(Program::Zebu, CacheMode::None, Some(false), None), Ok(CacheMode::Writeback));
+        assert_eq!(cache_mode(Program::Zebu, CacheMode::Writeback, None, Some(true)), Ok(CacheMode::Unsafe));
+        assert_eq!(cache_mode(Program::Zebu, CacheMode::Unsafe, None, Some(false)), Ok(CacheMode::Writeback));
+        assert!(cache_mode(Program::Zebu, CacheMode::None, None, Some(true)).is_err());
     }
 }

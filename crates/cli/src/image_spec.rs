@@ -1,9 +1,9 @@
 //! How a command opens one image.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::{Description, Filter};
-use crate::named_disks::is_remote;
-use crate::program;
+use crate::program::Program;
 use crate::secrets::Secrets;
 use crate::values::{Aio, Discard};
 use std::path::PathBuf;
@@ -51,34 +51,36 @@ pub(crate) enum ForceShare {
 }
 
 /// The option of a command that gives the key of a backing file, where one is missing or wrong.
-pub(crate) fn backing_key_remedy(error: &zebu::Error) -> Option<&'static str> {
+pub(crate) fn backing_key_remedy(dialect: Program, error: &zebu::Error) -> Option<&'static str> {
     let is_one =
         matches!(error.kind(), ErrorKind::KeyMissing | ErrorKind::WrongKey) && error.remedy().is_none();
-    (is_one && !program::called().is_qemu()).then_some(
+    (is_one && !dialect.is_qemu()).then_some(
         " (--object secret,id=KEY,file=PATH gives a key, and --backing-key-secret KEY names it, once for each image down the chain)",
     )
 }
 
 impl ImageSpec {
     /// The key is missing of an image of the chain.
-    fn key_missing(&self, error: &zebu::Error) -> Failure {
-        if program::called().is_qemu() {
-            return Failure::opening(&self.path, error);
+    fn key_missing(&self, context: &Context, error: &zebu::Error) -> Failure {
+        if context.dialect.is_qemu() {
+            return Failure::opening(context, &self.path, error);
         }
         let backing = if error.image() == Some(&self.path) { "" } else { ", with backing. before it" };
         let remedy = format!(
             " (the image is encrypted: --object secret,id=KEY,file=PATH gives a key, and this parameter names it in \
              --image-opts{backing})"
         );
-        Failure::opening_with_remedy(&self.path, error, &remedy)
+        Failure::opening_with_remedy(context, &self.path, error, &remedy)
     }
 
     /// Why the image can't be opened, and which option of this command line is a remedy.
-    pub(crate) fn failure(&self, error: &zebu::Error) -> Failure {
+    pub(crate) fn failure(&self, context: &Context, error: &zebu::Error) -> Failure {
         let is_named = error.image() == Some(&self.path);
         let remedy = match error.kind() {
             ErrorKind::ForeignFormat
-                if is_named && is_remote(&self.path) && error.message().contains("packed") =>
+                if is_named
+                    && context.disks.names.is_remote(&self.path)
+                    && error.message().contains("packed") =>
             {
                 format!(" ({}); no packed file on a server is unpacked: download it first", self.called_raw)
             }
@@ -96,9 +98,9 @@ impl ImageSpec {
             {
                 " (stop that program first; to read all the same, there is -U)".to_owned()
             }
-            ErrorKind::KeyMissing => return self.key_missing(error),
-            _ => return Failure::opening(&self.path, error),
+            ErrorKind::KeyMissing => return self.key_missing(context, error),
+            _ => return Failure::opening(context, &self.path, error),
         };
-        Failure::opening_with_remedy(&self.path, error, &remedy)
+        Failure::opening_with_remedy(context, &self.path, error, &remedy)
     }
 }

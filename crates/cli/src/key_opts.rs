@@ -120,12 +120,13 @@ pub(crate) fn with_backing_keys(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disks::Disks;
     use crate::secrets::{SecretArgs, Sources};
 
     #[test]
     fn a_name_tells_the_key_of_each_image() {
         let object = vec!["secret,id=a,data=x".to_owned(), "secret,id=b,data=y".to_owned()];
-        let secrets = SecretArgs { object }.read(Sources::All).unwrap();
+        let secrets = SecretArgs { object }.read(&Disks::default(), Sources::All).unwrap();
         let of = |name: &str| keys_of_name(Path::new(name), &secrets).map(|keys| format!("{keys:?}"));
         let both = of("json:{'driver':'qcow2','encrypt':{'key-secret':'a'},'backing':{'key-secret':'b'}}");
         assert!(both.as_ref().is_ok_and(|keys| keys.contains("[0, 1]")), "{both:?}");

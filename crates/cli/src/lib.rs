@@ -11,14 +11,18 @@ mod bench;
 mod cli;
 mod commands;
 mod compression;
+mod context;
 mod create_opts;
 mod damage_told;
 mod default_cache_mode;
 mod deferred;
 mod descriptors;
+mod disks;
+mod drained_pipes;
 mod dry_run;
 mod encrypt_opts;
 mod encrypted_file;
+mod errno_text;
 mod examples;
 mod failure;
 mod file_driver;
@@ -71,6 +75,9 @@ mod uploads;
 mod values;
 mod watch;
 
+use context::Context;
+use program::Program;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Runs the program on the arguments of this process.
@@ -91,9 +98,11 @@ pub fn main() -> ExitCode {
 
 fn run() -> ExitCode {
     descriptors::raise_limit();
-    let code = cli::main();
-    remote_disk::close_all();
-    secrets::forget_pipes();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let dialect = arguments.first().map(|path| Program::by_path(path)).unwrap_or_default();
+    let context = Context { dialect, ..Context::default() };
+    let code = cli::main(arguments, &context);
+    context.disks.close();
     code
 }
 

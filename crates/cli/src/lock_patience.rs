@@ -1,6 +1,7 @@
 //! Waiting for the writes of a program that is gone: until they have landed, or a signal comes. It says what it waits for.
 
 use crate::output::stderr;
+use crate::program::Program;
 use crate::stop_signals::DuringQuestion;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,35 +14,39 @@ use zebu::storage::{LockWait, Patience};
 const SILENT: Duration = Duration::from_secs(1);
 
 /// The patience of all commands.
-pub(crate) fn lock_wait() -> LockWait {
-    LockWait::with(Arc::new(UntilSignal::default()))
+pub(crate) fn lock_wait(dialect: Program) -> LockWait {
+    LockWait::with(Arc::new(UntilSignal { dialect, is_told: AtomicBool::default() }))
 }
 
-#[derive(Default)]
 struct UntilSignal {
+    dialect: Program,
     /// Whether it was told that there are no locks.
     is_told: AtomicBool,
 }
 
 impl Patience for UntilSignal {
     fn begin(&self, file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>> {
-        let mut wait = Wait { signals: DuringQuestion::begin().ok(), is_told: false };
+        let mut wait = Wait { dialect: self.dialect, signals: DuringQuestion::begin().ok(), is_told: false };
         let file = file.display().to_string();
         Box::new(move |waited| wait.goes_on(&file, waited))
     }
 
     fn without_locks(&self, file: &Path) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            stderr::tell(&format!(
-                "warning: the file system of '{}' has no locks: nothing keeps other programs from changing it meanwhile",
-                file.display()
-            ));
+            stderr::tell(
+                self.dialect,
+                &format!(
+                    "warning: the file system of '{}' has no locks: nothing keeps other programs from changing it meanwhile",
+                    file.display()
+                ),
+            );
         }
     }
 }
 
 /// One wait for one file.
 struct Wait {
+    dialect: Program,
     /// `None`: a signal ends the process at once.
     signals: Option<DuringQuestion>,
     is_told: bool,
@@ -54,10 +59,13 @@ impl Wait {
         }
         if waited >= SILENT && !self.is_told {
             self.is_told = true;
-            stderr::tell(&format!(
-                "waiting for '{file}': writes of a process that is gone are still under way, and may land until the disk \
+            stderr::tell(
+                self.dialect,
+                &format!(
+                    "waiting for '{file}': writes of a process that is gone are still under way, and may land until the disk \
                  has answered"
-            ));
+                ),
+            );
         }
         ControlFlow::Continue(())
     }

@@ -2,7 +2,7 @@
 
 use crate::output::printable::printable;
 use crate::output::stderr;
-use crate::program;
+use crate::program::Program;
 use std::path::Path;
 
 /// Ends of names, and the formats that they stand for.
@@ -10,10 +10,10 @@ const SUFFIXES: [(&str, &str); 6] =
     [("qcow2", "qcow2"), ("vmdk", "vmdk"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vpc", "vpc"), ("vdi", "vdi")];
 
 /// Warns that `path` was made raw, where no format was given and its name ends as that of another one.
-pub(crate) fn warn_of_raw(path: &Path) {
+pub(crate) fn warn_of_raw(dialect: Program, path: &Path) {
     let suffix = path.extension().unwrap_or_default();
     let found = SUFFIXES.iter().find(|(name, _)| suffix.eq_ignore_ascii_case(name));
-    let Some((_, format)) = found.filter(|_| !program::called().is_qemu()) else { return };
+    let Some((_, format)) = found.filter(|_| !dialect.is_qemu()) else { return };
     stderr::warn(&format!(
         "warning: no format was given, so '{}' is a raw image, whatever its name says: the format {format} has to be asked for",
         printable(&path.to_string_lossy())

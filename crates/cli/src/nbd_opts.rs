@@ -1,9 +1,9 @@
 //! Image options of a disk on an NBD server (`driver=nbd`), with QEMU's keys.
 
-use crate::named_disks::bitmaps_are_allowed;
-use crate::program;
-use crate::remote_disk::{RemoteName, nbd_options};
-use crate::tls_objects::{self, NO_HOSTNAME};
+use crate::context::Context;
+use crate::program::Program;
+use crate::remote_disk::RemoteName;
+use crate::tls_objects::NO_HOSTNAME;
 use std::time::Duration;
 use zebu_remote::nbd::{Endpoint, NbdAddress};
 
@@ -39,12 +39,12 @@ impl NbdOpts {
     }
 
     /// Takes a pair if its key is one of NBD's.
-    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    pub(crate) fn take(&mut self, dialect: Program, key: &str, value: &str) -> Result<bool, String> {
         let Some(&key) = KEYS.iter().find(|known| **known == key) else { return Ok(false) };
         let given = self.pairs.iter().position(|(known, _)| *known == key);
         match given {
             // The last counts.
-            Some(at) if program::called().is_qemu() => drop(self.pairs.remove(at)),
+            Some(at) if dialect.is_qemu() => drop(self.pairs.remove(at)),
             Some(_) => return Err(format!("Parameter '{key}' is given twice")),
             None => {}
         }
@@ -56,7 +56,7 @@ impl NbdOpts {
     ///
     /// # Errors
     /// A key without the driver, a key that is missing, contradicts another, or is not supported.
-    pub(crate) fn finish(self) -> Result<Option<RemoteName>, String> {
+    pub(crate) fn finish(self, context: &Context) -> Result<Option<RemoteName>, String> {
         if !self.is_named {
             return match self.pairs.first() {
                 None => Ok(None),
@@ -64,12 +64,12 @@ impl NbdOpts {
             };
         }
         let get = |key: &str| self.pairs.iter().find(|(known, _)| *known == key).map(|(_, value)| value);
-        let mut tls = get("tls-creds").map(|id| tls_objects::client_files(id)).transpose()?;
+        let mut tls = get("tls-creds").map(|id| context.disks.tls.client_files(id)).transpose()?;
         if let Some(name) = get("tls-hostname") {
             let files = tls.as_mut().ok_or("Parameter 'tls-hostname' goes with tls-creds")?;
             files.server_name = Some(name.clone());
         }
-        if get("x-dirty-bitmap").is_some() && !bitmaps_are_allowed() {
+        if get("x-dirty-bitmap").is_some() && !context.disks.names.bitmaps_are_allowed() {
             return Err("Parameter 'x-dirty-bitmap' is not supported: only 'map' shows bitmaps".to_owned());
         }
         let either = |new: &str, old: &str| match (get(new), get(old)) {
@@ -97,13 +97,13 @@ impl NbdOpts {
             }
         };
         // QEMU takes no name in place of the host's, which a Unix socket does not have.
-        if let (Some(files), Endpoint::Unix(_), true) = (&tls, &endpoint, program::called().is_qemu())
+        if let (Some(files), Endpoint::Unix(_), true) = (&tls, &endpoint, context.dialect.is_qemu())
             && files.psk.is_none()
             && files.server_name.is_none()
         {
             return Err(NO_HOSTNAME.to_owned());
         }
-        let mut options = nbd_options();
+        let mut options = context.disks.remote.nbd_options();
         if let Some(value) = get("reconnect-delay") {
             options.timeout = seconds("reconnect-delay", value)?;
         }
@@ -139,9 +139,9 @@ mod tests {
         let mut opts = NbdOpts::default();
         opts.name();
         for (key, value) in pairs {
-            assert!(opts.take(key, value)?, "{key}");
+            assert!(opts.take(Program::Zebu, key, value)?, "{key}");
         }
-        Ok(opts.finish()?.map(|name| name.shown()))
+        Ok(opts.finish(&Context::default())?.map(|name| name.shown()))
     }
 
     #[test]
@@ -173,8 +173,8 @@ mod tests {
             assert!(error.contains(word), "{error}");
         }
         let mut opts = NbdOpts::default();
-        assert_eq!(opts.take("nothing", "x"), Ok(false));
-        assert_eq!(opts.take("export", "x"), Ok(true));
-        assert!(opts.finish().unwrap_err().contains("driver=nbd"));
+        assert_eq!(opts.take(Program::Zebu, "nothing", "x"), Ok(false));
+        assert_eq!(opts.take(Program::Zebu, "export", "x"), Ok(true));
+        assert!(opts.finish(&Context::default()).unwrap_err().contains("driver=nbd"));
     }
 }

@@ -1,7 +1,7 @@
 //! A passphrase typed at a terminal, without echo.
 
 use crate::output::printable::printable;
-use crate::program;
+use crate::program::Program;
 use crate::stop_signals::DuringQuestion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -14,8 +14,8 @@ use zebu::{Error, ErrorKind, Keys, Passphrase, Result};
 use zeroize::Zeroizing;
 
 /// The keys, and a question at the terminal for those that are missing, if somebody sits there. QEMU's programs ask nothing.
-pub(crate) fn with_prompt(keys: Keys) -> Keys {
-    if program::called().is_qemu() || !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+pub(crate) fn with_prompt(dialect: Program, keys: Keys) -> Keys {
+    if dialect.is_qemu() || !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return keys;
     }
     keys.asking(ask)

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::OnceLock;
 use zebu::Probe;
 
 /// A program whose command line the one binary reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Program {
     /// zebu under its own name, and under every name that is not one of the others.
+    #[default]
     Zebu,
     /// `qemu-img`.
     QemuImg,
@@ -18,8 +18,6 @@ pub(crate) enum Program {
     QemuNbd,
 }
 
-static CALLED: OnceLock<Program> = OnceLock::new();
-
 impl Program {
     /// All names that a link to the binary can have, but its own.
     pub(crate) const LINKS: [Program; 3] = [Program::QemuImg, Program::QemuIo, Program::QemuNbd];
@@ -28,6 +26,12 @@ impl Program {
     pub(crate) fn by_path(path: &OsStr) -> Self {
         let name = Path::new(path).file_name().unwrap_or(path);
         Self::LINKS.into_iter().find(|program| name == program.name()).unwrap_or(Program::Zebu)
+    }
+
+    /// Program whose command line a grammar, or a part of it, is of.
+    pub(crate) fn of_grammar(command: &clap::Command) -> Self {
+        let names = command.get_bin_name().unwrap_or_default();
+        Self::by_path(names.split(' ').next().unwrap_or_default().as_ref())
     }
 
     /// Name that the program is called by, and that its messages begin with.
@@ -49,16 +53,6 @@ impl Program {
     pub(crate) fn is_qemu(self) -> bool {
         self != Program::Zebu
     }
-}
-
-/// Sets the program of this process, once, before anything is read or printed.
-pub(crate) fn set(program: Program) {
-    CALLED.get_or_init(|| program);
-}
-
-/// Program of this process.
-pub(crate) fn called() -> Program {
-    *CALLED.get().unwrap_or(&Program::Zebu)
 }
 
 #[cfg(test)]

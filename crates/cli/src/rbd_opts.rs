@@ -1,6 +1,6 @@
 //! Image options of an image of Ceph RBD (`driver=rbd`), with QEMU's keys.
 
-use crate::program;
+use crate::program::Program;
 use crate::remote_disk::RemoteName;
 use zebu_rbd::RbdName;
 
@@ -36,7 +36,7 @@ impl RbdOpts {
     ///
     /// # Errors
     /// The key is given twice, or is one that QEMU has and zebu has not.
-    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, String> {
+    pub(crate) fn take(&mut self, dialect: Program, key: &str, value: &str) -> Result<bool, String> {
         let first = key.split('.').next().unwrap_or(key);
         if self.is_named
             && let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == first)
@@ -47,7 +47,7 @@ impl RbdOpts {
         let given = self.pairs.iter().position(|(known, _)| *known == key);
         match given {
             // The last counts.
-            Some(at) if program::called().is_qemu() => drop(self.pairs.remove(at)),
+            Some(at) if dialect.is_qemu() => drop(self.pairs.remove(at)),
             Some(_) => return Err(format!("Parameter '{key}' is given twice")),
             None => {}
         }
@@ -87,7 +87,7 @@ mod tests {
         let mut opts = RbdOpts::default();
         opts.name();
         for (key, value) in pairs {
-            assert!(opts.take(key, value)?, "{key}");
+            assert!(opts.take(Program::Zebu, key, value)?, "{key}");
         }
         Ok(opts.finish()?.map(|name| name.shown()))
     }
@@ -128,8 +128,8 @@ mod tests {
             assert!(error.contains(word), "{error}");
         }
         let mut opts = RbdOpts::default();
-        assert_eq!(opts.take("encrypt.format", "luks"), Ok(false));
-        assert_eq!(opts.take("pool", "x"), Ok(true));
+        assert_eq!(opts.take(Program::Zebu, "encrypt.format", "luks"), Ok(false));
+        assert_eq!(opts.take(Program::Zebu, "pool", "x"), Ok(true));
         assert!(opts.finish().unwrap_err().contains("driver=rbd"));
     }
 }

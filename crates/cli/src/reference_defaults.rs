@@ -1,7 +1,7 @@
 //! Defaults of `--allow-refs`: the environment and a file widen what images may name.
 
 use crate::failure::Failure;
-use crate::program;
+use crate::program::Program;
 use crate::values::{ReferenceRule, reference_argument, reference_policy};
 use std::path::Path;
 use zebu::{RefPolicy, RemoteRefs};
@@ -15,8 +15,8 @@ const FILE: &str = "/etc/zebu/refs";
 ///
 /// # Errors
 /// The rules contradict each other, or as [`default_rules`].
-pub(crate) fn allowed_references(given: &[ReferenceRule]) -> Result<RefPolicy, Failure> {
-    let rules = if given.is_empty() { default_rules()? } else { given.to_vec() };
+pub(crate) fn allowed_references(dialect: Program, given: &[ReferenceRule]) -> Result<RefPolicy, Failure> {
+    let rules = if given.is_empty() { default_rules(dialect)? } else { given.to_vec() };
     reference_policy(&rules).map_err(Failure::usage)
 }
 
@@ -43,10 +43,10 @@ pub(crate) fn remote_references(given: &[ReferenceRule]) -> Result<RemoteRefs, F
 ///
 /// # Errors
 /// A rule of the variable or of the file can't be read. The message names the place.
-fn default_rules() -> Result<Vec<ReferenceRule>, Failure> {
+fn default_rules(dialect: Program) -> Result<Vec<ReferenceRule>, Failure> {
     let rules = own_rules()?;
     let is_narrow = rules.iter().any(|rule| matches!(rule, ReferenceRule::None | ReferenceRule::Local));
-    if program::called().is_qemu() && !is_narrow {
+    if dialect.is_qemu() && !is_narrow {
         return Ok(vec![ReferenceRule::All]);
     }
     Ok(rules)

@@ -1,18 +1,19 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::output::stderr;
-use crate::program;
-use crate::remote_cache::{self, CacheChoice, cached};
-use crate::uploads::{tell_uploads, upload_stats};
+use crate::program::Program;
+use crate::remote_cache::{CacheChoice, RemoteCache};
+use crate::uploads::Uploads;
 use serde::Serialize;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu::storage::{Access, IoError, IoErrorKind, Op, Storage};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
+use zebu_storage::sync::Mutex;
 use zebu_store::{StoreName, signed_urls};
 
 /// A disk over the network, as the command line describes it.
@@ -33,18 +34,18 @@ impl RemoteName {
             || RbdName::is_name(name)
     }
 
-    /// Reads a name, with the options of the command line.
-    pub(crate) fn parse(name: &str) -> Result<Self, String> {
+    /// Reads a name, with the options of the command line for all disks.
+    pub(crate) fn parse(name: &str, all: &RemoteDisks) -> Result<Self, String> {
         if NbdAddress::is_name(name) {
-            return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: nbd_options() });
+            return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: all.nbd_options() });
         }
         if StoreName::is_name(name) {
-            return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(http_options()) });
+            return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(all.http_options()) });
         }
         if RbdName::is_name(name) {
             return Ok(Self::Rbd { name: Box::new(RbdName::parse(name)?) });
         }
-        Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(http_options()) })
+        Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(all.http_options()) })
     }
 
     /// The URL without secrets.
@@ -91,31 +92,6 @@ impl RemoteName {
             _ => false,
         }
     }
-
-    fn connect(&self, access: Access) -> Result<Disk, IoError> {
-        let connected = match self {
-            Self::Nbd { address, options } => {
-                NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
-            }
-            Self::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
-                .and_then(|disk| Disk::with_cache(disk, options.memory)),
-            Self::Object { name, options } => {
-                let urls = signed_urls(name.clone(), (**options).clone());
-                HttpDisk::open_signed(urls, (**options).clone())
-                    .and_then(|disk| Disk::with_cache(disk, options.memory))
-            }
-            Self::Rbd { name } => {
-                let (name, options) = ((**name).clone(), RbdOptions::default());
-                let disk = if take_new(self) {
-                    RbdDisk::create(name, 0, &options)?
-                } else {
-                    RbdDisk::open(name, access, &options)?
-                };
-                return Ok(Disk::Rbd(Arc::new(disk)));
-            }
-        };
-        connected.map_err(with_option)
-    }
 }
 
 /// An open disk over the network.
@@ -133,27 +109,6 @@ enum Disk {
 }
 
 impl Disk {
-    /// An object, with the cache before it that the command line asks for.
-    fn with_cache(disk: HttpDisk, memory: u64) -> Result<Self, RemoteError> {
-        let disk = Arc::new(disk);
-        // What is read in one piece is of one version. QEMU's programs say nothing.
-        if !disk.has_versions() && !disk.is_streamed() && !program::called().is_qemu() {
-            stderr::tell(&format!(
-                "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
-                 may be put together of two versions",
-                disk.name()
-            ));
-        }
-        let (cached, uncached) = match given().cache {
-            None => (None, None),
-            Some(choice) => match cached(&choice, &disk, memory)? {
-                Ok(cached) => (Some(cached), None),
-                Err(reason) => (None, Some(reason)),
-            },
-        };
-        Ok(Self::Http { disk, cached, uncached })
-    }
-
     fn name(&self) -> String {
         match self {
             Self::Nbd(disk) => disk.name(),
@@ -191,17 +146,23 @@ impl Disk {
     }
 }
 
-/// Disks that were opened. They stay so: a server may take no second connection.
-static OPENED: Mutex<Vec<(RemoteName, Disk)>> = Mutex::new(Vec::new());
-/// Images of RBD that are made when they are opened first.
-static NEW: Mutex<Vec<RemoteName>> = Mutex::new(Vec::new());
-/// The way to all servers.
-static NETWORK: LazyLock<Network> = LazyLock::new(Network::default);
-/// Options of the command line for all names.
-static GIVEN: Mutex<NetworkOptions> = Mutex::new(NetworkOptions::NONE);
+/// Disks on servers that a command has opened, and the way there.
+#[derive(Default)]
+pub(crate) struct RemoteDisks {
+    /// They stay open: a server may take no second connection.
+    opened: Mutex<Vec<(RemoteName, Disk)>>,
+    /// Images of RBD that are made when they are opened first.
+    new: Mutex<Vec<RemoteName>>,
+    /// The way to all servers.
+    network: Network,
+    /// Options of the command line for all names.
+    given: Mutex<NetworkOptions>,
+    /// What is kept on this machine.
+    pub(crate) cache: RemoteCache,
+}
 
 /// Options of the command line for all disks over the network.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct NetworkOptions {
     pub(crate) authorities: Option<PathBuf>,
     pub(crate) memory: Option<u64>,
@@ -209,89 +170,244 @@ pub(crate) struct NetworkOptions {
     pub(crate) cache: Option<CacheChoice>,
 }
 
-impl NetworkOptions {
-    const NONE: Self = Self { authorities: None, memory: None, redirects: Redirects::Safe, cache: None };
-
+impl RemoteDisks {
     /// From now on, names are read with these.
-    pub(crate) fn apply(self) {
-        *GIVEN.lock().unwrap_or_else(PoisonError::into_inner) = self;
+    pub(crate) fn use_options(&self, options: NetworkOptions) {
+        *self.given.lock() = options;
     }
-}
 
-fn given() -> NetworkOptions {
-    GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
-/// Options of a disk on an NBD server that nothing else is said of.
-pub(crate) fn nbd_options() -> NbdOptions {
-    NbdOptions::default().network(NETWORK.clone())
-}
-
-/// Options of a file on a web server that nothing else is said of.
-pub(crate) fn http_options() -> HttpOptions {
-    let given = given();
-    let options = HttpOptions::default()
-        .authorities(given.authorities)
-        .redirects(given.redirects)
-        .network(NETWORK.clone());
-    match given.memory {
-        Some(memory) => options.memory(memory),
-        None => options,
+    fn given(&self) -> NetworkOptions {
+        self.given.lock().clone()
     }
-}
 
-/// The way to all servers.
-pub(crate) fn network() -> &'static Network {
-    &NETWORK
-}
+    /// Options of a disk on an NBD server that nothing else is said of.
+    pub(crate) fn nbd_options(&self) -> NbdOptions {
+        NbdOptions::default().network(self.network.clone())
+    }
 
-/// Has an image of RBD be made when it is opened first. Its size is 0 then.
-pub(crate) fn make_first(name: RemoteName) {
-    NEW.lock().unwrap_or_else(PoisonError::into_inner).push(name);
-}
-
-/// Whether an image is to be made, which is told once.
-fn take_new(name: &RemoteName) -> bool {
-    let mut new = NEW.lock().unwrap_or_else(PoisonError::into_inner);
-    new.iter().position(|one| one == name).map(|at| new.swap_remove(at)).is_some()
-}
-
-/// Whether a disk is open whose library connects to machines as it sees fit, which a sandbox does not let it.
-pub(crate) fn needs_network() -> bool {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.iter().any(|(_, disk)| matches!(disk, Disk::Rbd(_)))
-}
-
-/// A disk on a server, to be used for `access`; one that is known stays connected.
-pub(crate) fn remote_disk(name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
-    let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
-    let disk = if let Some(disk) = known {
-        disk
-    } else {
-        let disk = name.connect(access)?;
-        opened.push((name, disk.clone()));
-        disk
-    };
-    Ok(match disk {
-        Disk::Nbd(disk) => disk,
-        Disk::Http { cached: Some(cached), .. } => cached,
-        Disk::Http { disk, .. } => disk,
-        Disk::Rbd(disk) => disk,
-    })
-}
-
-/// Says goodbye to all servers; a disk that is still in use stays connected, unless it is an image of RBD, whose lock would stay,
-/// too.
-pub(crate) fn close_all() {
-    let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
-    for (_, disk) in &opened {
-        if let Disk::Rbd(disk) = disk {
-            disk.close();
+    /// Options of a file on a web server that nothing else is said of.
+    pub(crate) fn http_options(&self) -> HttpOptions {
+        let given = self.given();
+        let options = HttpOptions::default()
+            .authorities(given.authorities)
+            .redirects(given.redirects)
+            .network(self.network.clone());
+        match given.memory {
+            Some(memory) => options.memory(memory),
+            None => options,
         }
     }
-    drop(opened);
+
+    /// The way to all servers.
+    pub(crate) fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Has an image of RBD be made when it is opened first. Its size is 0 then.
+    pub(crate) fn make_first(&self, name: RemoteName) {
+        self.new.lock().push(name);
+    }
+
+    /// Whether an image is to be made, which is told once.
+    fn take_new(&self, name: &RemoteName) -> bool {
+        let mut new = self.new.lock();
+        new.iter().position(|one| one == name).map(|at| new.swap_remove(at)).is_some()
+    }
+
+    /// Whether a disk is open whose library connects to machines as it sees fit, which a sandbox does not let it.
+    pub(crate) fn needs_network(&self) -> bool {
+        let opened = self.opened.lock();
+        opened.iter().any(|(_, disk)| matches!(disk, Disk::Rbd(_)))
+    }
+
+    /// A disk on a server, to be used for `access`; one that is known stays connected.
+    pub(crate) fn open(
+        &self,
+        dialect: Program,
+        name: RemoteName,
+        access: Access,
+    ) -> Result<Arc<dyn Storage>, IoError> {
+        let mut opened = self.opened.lock();
+        let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
+        let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
+        let disk = if let Some(disk) = known {
+            disk
+        } else {
+            let disk = self.connect(dialect, &name, access)?;
+            opened.push((name, disk.clone()));
+            disk
+        };
+        Ok(match disk {
+            Disk::Nbd(disk) => disk,
+            Disk::Http { cached: Some(cached), .. } => cached,
+            Disk::Http { disk, .. } => disk,
+            Disk::Rbd(disk) => disk,
+        })
+    }
+
+    /// Says goodbye to all servers; a disk that is still in use stays connected, unless it is an image of RBD, whose lock would stay,
+    /// too.
+    pub(crate) fn close_all(&self) {
+        let opened = std::mem::take(&mut *self.opened.lock());
+        for (_, disk) in &opened {
+            if let Disk::Rbd(disk) = disk {
+                disk.close();
+            }
+        }
+        drop(opened);
+    }
+
+    /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
+    pub(crate) fn transfers(&self, uploads: &Uploads) -> Option<RemoteTransfers> {
+        let opened = self.opened.lock();
+        let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
+            all.requests += one.requests;
+            all.read_bytes += one.read_bytes;
+            all.written_bytes += one.written_bytes;
+            all.retries += one.retries;
+            all.reconnects += one.reconnects;
+            all
+        });
+        let all = match (all, uploads.stats()) {
+            (all, None) => all,
+            (all, Some(sent)) => {
+                let mut all = all.unwrap_or_default();
+                all.requests += sent.sent + sent.retries;
+                all.written_bytes += sent.sent_bytes;
+                all.retries += sent.retries;
+                Some(all)
+            }
+        };
+        all.map(|all| RemoteTransfers {
+            requests: all.requests,
+            read_bytes: all.read_bytes,
+            written_bytes: all.written_bytes,
+            retries: all.retries,
+            reconnections: all.reconnects,
+        })
+    }
+
+    /// Says what went over the network (`-v`), if anything did.
+    pub(crate) fn tell_transfers(&self, dialect: Program, uploads: &Uploads) {
+        self.cache.tell(dialect);
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
+            let name = disk.name();
+            stderr::tell(
+                dialect,
+                &format!(
+                    "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
+                 {reconnects} reconnections"
+                ),
+            );
+            let uncached = match disk {
+                Disk::Nbd(_) => {
+                    self.given().cache.map(|_| "an NBD server does not mark versions of its disks")
+                }
+                Disk::Http { uncached, .. } => *uncached,
+                Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
+            };
+            if let Some(reason) = uncached {
+                stderr::tell(dialect, &format!("{name}: not cached: {reason}"));
+            }
+            if let Some(failure) = disk.last_failure() {
+                let what =
+                    if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
+                stderr::tell(dialect, &format!("{name}: {what}: {failure}"));
+            }
+        }
+        uploads.tell(dialect);
+    }
+
+    /// Has reads of all disks over the network go past all copies, while what is returned lives.
+    pub(crate) fn reads_afresh(&self) -> Vec<Afresh> {
+        let opened = self.opened.lock();
+        let mut all = Vec::new();
+        for (_, disk) in opened.iter() {
+            if let Disk::Http { disk, cached, .. } = disk {
+                all.extend(disk.reads_afresh());
+                all.extend(cached.as_ref().map(|cached| cached.reads_afresh()));
+            }
+        }
+        all
+    }
+
+    /// Has all disks end what is under way soon, also where servers are silent.
+    pub(crate) fn hurry(&self) {
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            match disk {
+                Disk::Nbd(disk) => disk.hurry(),
+                Disk::Http { disk, .. } => disk.hurry(),
+                Disk::Rbd(disk) => disk.hurry(),
+            }
+        }
+    }
+
+    /// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
+    pub(crate) fn tell_given_up(&self, dialect: Program) {
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            let given_up = match disk {
+                Disk::Nbd(disk) => disk.given_up(),
+                Disk::Http { disk, .. } => disk.given_up(),
+                Disk::Rbd(disk) => disk.given_up(),
+            };
+            if let Some(reason) = given_up {
+                stderr::tell(dialect, &format!("{}: {reason}", disk.name()));
+            }
+        }
+    }
+
+    fn connect(&self, dialect: Program, name: &RemoteName, access: Access) -> Result<Disk, IoError> {
+        let connected = match name {
+            RemoteName::Nbd { address, options } => {
+                NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
+            }
+            RemoteName::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
+                .and_then(|disk| self.with_cache(dialect, disk, options.memory)),
+            RemoteName::Object { name, options } => {
+                let urls = signed_urls(name.clone(), (**options).clone());
+                HttpDisk::open_signed(urls, (**options).clone())
+                    .and_then(|disk| self.with_cache(dialect, disk, options.memory))
+            }
+            RemoteName::Rbd { name: image } => {
+                let (image, options) = ((**image).clone(), RbdOptions::default());
+                let disk = if self.take_new(name) {
+                    RbdDisk::create(image, 0, &options)?
+                } else {
+                    RbdDisk::open(image, access, &options)?
+                };
+                return Ok(Disk::Rbd(Arc::new(disk)));
+            }
+        };
+        connected.map_err(with_option)
+    }
+
+    /// An object, with the cache before it that the command line asks for.
+    fn with_cache(&self, dialect: Program, disk: HttpDisk, memory: u64) -> Result<Disk, RemoteError> {
+        let disk = Arc::new(disk);
+        // What is read in one piece is of one version. QEMU's programs say nothing.
+        if !disk.has_versions() && !disk.is_streamed() && !dialect.is_qemu() {
+            stderr::tell(
+                dialect,
+                &format!(
+                    "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
+                 may be put together of two versions",
+                    disk.name()
+                ),
+            );
+        }
+        let (cached, uncached) = match self.given().cache {
+            None => (None, None),
+            Some(choice) => match self.cache.cached(dialect, &choice, &disk, memory)? {
+                Ok(cached) => (Some(cached), None),
+                Err(reason) => (None, Some(reason)),
+            },
+        };
+        Ok(Disk::Http { disk, cached, uncached })
+    }
 }
 
 /// The failure to open a disk, with the option that lets it be opened.
@@ -305,36 +421,6 @@ fn with_option(error: RemoteError) -> IoError {
     }
 }
 
-/// Figures of all disks over the network that this command opened, added up; `None` if there was none.
-pub(crate) fn transfers() -> Option<RemoteTransfers> {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
-        all.requests += one.requests;
-        all.read_bytes += one.read_bytes;
-        all.written_bytes += one.written_bytes;
-        all.retries += one.retries;
-        all.reconnects += one.reconnects;
-        all
-    });
-    let all = match (all, upload_stats()) {
-        (all, None) => all,
-        (all, Some(sent)) => {
-            let mut all = all.unwrap_or_default();
-            all.requests += sent.sent + sent.retries;
-            all.written_bytes += sent.sent_bytes;
-            all.retries += sent.retries;
-            Some(all)
-        }
-    };
-    all.map(|all| RemoteTransfers {
-        requests: all.requests,
-        read_bytes: all.read_bytes,
-        written_bytes: all.written_bytes,
-        retries: all.retries,
-        reconnections: all.reconnects,
-    })
-}
-
 /// Transfers over the network, for reports in JSON.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -344,71 +430,4 @@ pub(crate) struct RemoteTransfers {
     written_bytes: u64,
     retries: u64,
     reconnections: u64,
-}
-
-/// Says what went over the network (`-v`), if anything did.
-pub(crate) fn tell_transfers() {
-    remote_cache::tell();
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for (_, disk) in opened.iter() {
-        let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
-        let name = disk.name();
-        stderr::tell(&format!(
-            "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
-             {reconnects} reconnections"
-        ));
-        let uncached = match disk {
-            Disk::Nbd(_) => given().cache.map(|_| "an NBD server does not mark versions of its disks"),
-            Disk::Http { uncached, .. } => *uncached,
-            Disk::Rbd(_) => given().cache.map(|_| "images of RBD are read from their cluster"),
-        };
-        if let Some(reason) = uncached {
-            stderr::tell(&format!("{name}: not cached: {reason}"));
-        }
-        if let Some(failure) = disk.last_failure() {
-            let what = if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
-            stderr::tell(&format!("{name}: {what}: {failure}"));
-        }
-    }
-    tell_uploads();
-}
-
-/// Has reads of all disks over the network go past all copies, while what is returned lives.
-pub(crate) fn reads_afresh() -> Vec<Afresh> {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all = Vec::new();
-    for (_, disk) in opened.iter() {
-        if let Disk::Http { disk, cached, .. } = disk {
-            all.extend(disk.reads_afresh());
-            all.extend(cached.as_ref().map(|cached| cached.reads_afresh()));
-        }
-    }
-    all
-}
-
-/// Has all disks end what is under way soon, also where servers are silent.
-pub(crate) fn hurry() {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for (_, disk) in opened.iter() {
-        match disk {
-            Disk::Nbd(disk) => disk.hurry(),
-            Disk::Http { disk, .. } => disk.hurry(),
-            Disk::Rbd(disk) => disk.hurry(),
-        }
-    }
-}
-
-/// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
-pub(crate) fn tell_given_up() {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for (_, disk) in opened.iter() {
-        let given_up = match disk {
-            Disk::Nbd(disk) => disk.given_up(),
-            Disk::Http { disk, .. } => disk.given_up(),
-            Disk::Rbd(disk) => disk.given_up(),
-        };
-        if let Some(reason) = given_up {
-            stderr::tell(&format!("{}: {reason}", disk.name()));
-        }
-    }
 }

@@ -3,13 +3,13 @@
 //! A name that is taken here is noted with its options, and called by a URL that has no secrets from then on. The engine
 //! gets that URL, and asks back when it is to be opened.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::{is_graph_name, open_node, plan_name, reference_node};
 use crate::local_name::local_path;
-use crate::named_disks::{Named, named, note_remote};
-use crate::packed::registry;
+use crate::named_disks::Named;
 use crate::reference_defaults::remote_references;
-use crate::remote_disk::{RemoteName, make_first, remote_disk};
+use crate::remote_disk::{RemoteDisks, RemoteName};
 use crate::values::ReferenceRule;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,41 +19,47 @@ use zebu::{OpenRemote, Remote, RemoteRefs};
 use zebu_remote::http::HttpUrl;
 use zebu_remote::nbd::TlsFiles;
 
-/// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
-///
-/// # Errors
-/// The name has a protocol that is not known, or can't be read.
-pub(crate) fn image_path(name: &OsStr) -> Result<PathBuf, String> {
-    if named(Path::new(name)).is_some() {
-        return Ok(PathBuf::from(name));
-    }
-    if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
-        return plan_name(name);
-    }
-    match name.to_str().filter(|name| RemoteName::is_name(name)) {
-        None => local_path(name),
-        Some(name) => note_remote(RemoteName::parse(name)?),
-    }
-}
-
-/// The place where an image is to be made: a local path; the URL of a disk on an NBD server, which is overwritten; or the name of
-/// an image of RBD, which is made when it is opened.
-///
-/// # Errors
-/// The name can't be read, or leads to what can't be written.
-pub(crate) fn new_image_path(name: &OsStr) -> Result<PathBuf, String> {
-    let Some(text) = name.to_str().filter(|name| RemoteName::is_name(name)) else { return local_path(name) };
-    match RemoteName::parse(text)? {
-        RemoteName::Http { .. } => Err("files on web servers can be read, not written".to_owned()),
-        RemoteName::Object { .. } => Err("objects in stores are made by convert and backup only".to_owned()),
-        name @ RemoteName::Nbd { .. } => note_remote(name),
-        RemoteName::Rbd { name } if name.snapshot.is_some() => {
-            Err("snapshots can be read, not written".to_owned())
+impl Context {
+    /// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
+    ///
+    /// # Errors
+    /// The name has a protocol that is not known, or can't be read.
+    pub(crate) fn image_path(&self, name: &OsStr) -> Result<PathBuf, String> {
+        if self.disks.names.named(Path::new(name)).is_some() {
+            return Ok(PathBuf::from(name));
         }
-        name @ RemoteName::Rbd { .. } => {
-            let path = note_remote(name.clone())?;
-            make_first(name);
-            Ok(path)
+        if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
+            return plan_name(self, name);
+        }
+        match name.to_str().filter(|name| RemoteName::is_name(name)) {
+            None => local_path(name),
+            Some(name) => self.disks.names.note_remote(RemoteName::parse(name, &self.disks.remote)?),
+        }
+    }
+
+    /// The place where an image is to be made: a local path; the URL of a disk on an NBD server, which is overwritten; or the name of
+    /// an image of RBD, which is made when it is opened.
+    ///
+    /// # Errors
+    /// The name can't be read, or leads to what can't be written.
+    pub(crate) fn new_image_path(&self, name: &OsStr) -> Result<PathBuf, String> {
+        let Some(text) = name.to_str().filter(|name| RemoteName::is_name(name)) else {
+            return local_path(name);
+        };
+        match RemoteName::parse(text, &self.disks.remote)? {
+            RemoteName::Http { .. } => Err("files on web servers can be read, not written".to_owned()),
+            RemoteName::Object { .. } => {
+                Err("objects in stores are made by convert and backup only".to_owned())
+            }
+            name @ RemoteName::Nbd { .. } => self.disks.names.note_remote(name),
+            RemoteName::Rbd { name } if name.snapshot.is_some() => {
+                Err("snapshots can be read, not written".to_owned())
+            }
+            name @ RemoteName::Rbd { .. } => {
+                let path = self.disks.names.note_remote(name.clone())?;
+                self.disks.remote.make_first(name);
+                Ok(path)
+            }
         }
     }
 }
@@ -66,7 +72,7 @@ pub(crate) fn is_server_name(name: &str) -> Result<bool, String> {
     if !RemoteName::is_name(name) {
         return Ok(false);
     }
-    if let RemoteName::Http { url, .. } = RemoteName::parse(name)?
+    if let RemoteName::Http { url, .. } = RemoteName::parse(name, &RemoteDisks::default())?
         && url.has_credentials()
     {
         return Err("the password would be written into the image: a netrc file can have it".to_owned());
@@ -90,23 +96,35 @@ pub(crate) fn backing_argument(name: &OsStr) -> Result<Option<String>, String> {
 ///
 /// # Errors
 /// As of the defaults of `--allow-refs`.
-pub(crate) fn opener(given: &[ReferenceRule]) -> Result<Remote, Failure> {
+pub(crate) fn opener(context: &Context, given: &[ReferenceRule]) -> Result<Remote, Failure> {
     let references = remote_references(given)?;
-    Ok(Remote::new(Arc::new(Opener { references: references.clone() }), references))
+    let opener = Opener { context: context.clone(), references: references.clone() };
+    Ok(Remote::new(Arc::new(opener), references))
 }
 
 /// An opener of names that the command line gave, and of no others.
-pub(crate) fn given_only() -> Remote {
-    Remote::new(Arc::new(Opener { references: RemoteRefs::None }), RemoteRefs::None)
+pub(crate) fn given_only(context: &Context) -> Remote {
+    let opener = Opener { context: context.clone(), references: RemoteRefs::None };
+    Remote::new(Arc::new(opener), RemoteRefs::None)
 }
 
 /// Opens what the command line named, and what was unpacked.
 struct Opener {
+    context: Context,
     /// Names that images may name.
     references: RemoteRefs,
 }
 
 impl Opener {
+    fn open_remote(&self, name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
+        let url = name.shown();
+        File::from_storage(
+            self.context.disks.remote.open(self.context.dialect, name, flags.access)?,
+            &url,
+            flags,
+        )
+    }
+
     /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name, or the
     /// settings of a library; unless the rule that allows it says so itself.
     fn check_settings(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
@@ -149,12 +167,12 @@ fn goes_on_to_tls(prefix: &str) -> bool {
 
 impl OpenRemote for Opener {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
-        if let Some(unpacked) = registry::open(name, flags) {
+        if let Some(unpacked) = self.context.disks.unpacked.open(name, flags) {
             return Some(unpacked);
         }
-        Some(match named(name)? {
-            Named::Remote(found) => open(found, flags),
-            Named::Graph(node) => open_node(&node, &name.to_string_lossy(), flags),
+        Some(match self.context.disks.names.named(name)? {
+            Named::Remote(found) => self.open_remote(found, flags),
+            Named::Graph(node) => open_node(&self.context, &node, &name.to_string_lossy(), flags),
             Named::Open(file) => file
                 .descriptor()
                 .try_clone_to_owned()
@@ -168,13 +186,13 @@ impl OpenRemote for Opener {
     }
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
-        match named(name) {
+        match self.context.disks.names.named(name) {
             Some(Named::Remote(_) | Named::Open(_) | Named::Verified(_)) => None,
             Some(Named::Graph(node)) => node.local_file().map(Path::to_owned),
             // A description in an image, which nobody noted.
             None => {
                 let text = name.to_str().filter(|text| text.starts_with("json:"))?;
-                reference_node(text).ok()?.local_file().map(Path::to_owned)
+                reference_node(&self.context, text).ok()?.local_file().map(Path::to_owned)
             }
         }
     }
@@ -189,36 +207,39 @@ impl OpenRemote for Opener {
             IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), shown).with_detail(reason)
         };
         if !RemoteName::is_name(name) {
-            return open_node(&reference_node(name).map_err(invalid)?, name, flags);
+            return open_node(
+                &self.context,
+                &reference_node(&self.context, name).map_err(invalid)?,
+                name,
+                flags,
+            );
         }
-        let parsed = RemoteName::parse(name).map_err(invalid)?;
+        let parsed = RemoteName::parse(name, &self.context.disks.remote).map_err(invalid)?;
         self.check_settings(name, &parsed).map_err(invalid)?;
-        open(parsed, flags)
+        self.open_remote(parsed, flags)
     }
-}
-
-fn open(name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
-    let url = name.shown();
-    File::from_storage(remote_disk(name, flags.access)?, &url, flags)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::named_disks::{driver, is_remote};
 
     #[test]
     fn names_of_nbd_are_noted_and_others_are_paths() {
-        let path = image_path(OsStr::new("nbd:localhost:10809:exportname=a b")).unwrap();
+        let context = Context::default();
+        let path = context.image_path(OsStr::new("nbd:localhost:10809:exportname=a b")).unwrap();
         assert_eq!(path, PathBuf::from("nbd://localhost/a%20b"));
-        assert!(is_remote(&path) && !is_remote(Path::new("nbd://localhost/other")));
-        assert_eq!(image_path(OsStr::new("./nbd:x")), Ok(PathBuf::from("./nbd:x")));
-        assert_eq!(image_path(OsStr::new("rbd:p/n/i@s")), Ok(PathBuf::from("rbd:p/n/i@s")));
-        assert!(image_path(OsStr::new("rbd:x")).unwrap_err().contains("image is missing"));
-        assert!(new_image_path(OsStr::new("rbd:p/n/i@s")).unwrap_err().contains("snapshots"));
-        assert!(image_path(OsStr::new("ssh://h/x")).unwrap_err().contains("'ssh'"));
-        assert!(image_path(OsStr::new("nbd://h:0")).unwrap_err().contains("port"));
-        assert_eq!(image_path(OsStr::new("nbd://localhost/a%20b")), Ok(path));
+        assert!(
+            context.disks.names.is_remote(&path)
+                && !context.disks.names.is_remote(Path::new("nbd://localhost/other"))
+        );
+        assert_eq!(context.image_path(OsStr::new("./nbd:x")), Ok(PathBuf::from("./nbd:x")));
+        assert_eq!(context.image_path(OsStr::new("rbd:p/n/i@s")), Ok(PathBuf::from("rbd:p/n/i@s")));
+        assert!(context.image_path(OsStr::new("rbd:x")).unwrap_err().contains("image is missing"));
+        assert!(context.new_image_path(OsStr::new("rbd:p/n/i@s")).unwrap_err().contains("snapshots"));
+        assert!(context.image_path(OsStr::new("ssh://h/x")).unwrap_err().contains("'ssh'"));
+        assert!(context.image_path(OsStr::new("nbd://h:0")).unwrap_err().contains("port"));
+        assert_eq!(context.image_path(OsStr::new("nbd://localhost/a%20b")), Ok(path));
     }
 
     #[test]
@@ -237,15 +258,23 @@ mod tests {
 
     #[test]
     fn urls_are_noted_without_their_secrets_and_told_apart() {
-        let note = |name: &str| image_path(OsStr::new(name)).map(|path| path.to_string_lossy().into_owned());
+        let context = Context::default();
+        let note =
+            |name: &str| context.image_path(OsStr::new(name)).map(|path| path.to_string_lossy().into_owned());
         assert_eq!(note("https://u:p@h/d.raw?sig=1").as_deref(), Ok("https://h/d.raw?..."));
         assert_eq!(note("https://u:p@h/d.raw?sig=2").as_deref(), Ok("https://h/d.raw?...#2"));
         assert_eq!(note("https://u:p@h/d.raw?sig=1").as_deref(), Ok("https://h/d.raw?..."));
-        assert_eq!(driver(Path::new("https://h/d.raw?...")), Some("https"));
-        assert!(image_path(OsStr::new("http://h/secret d")).is_err_and(|error| !error.contains("secret")));
+        assert_eq!(context.disks.names.driver(Path::new("https://h/d.raw?...")), Some("https"));
+        assert!(
+            context.image_path(OsStr::new("http://h/secret d")).is_err_and(|error| !error.contains("secret"))
+        );
         assert_eq!(is_server_name("http://h/d.raw"), Ok(true));
         assert_eq!(is_server_name("d.raw"), Ok(false));
         assert!(is_server_name("http://u:secret@h/d.raw").is_err_and(|error| error.contains("netrc")));
-        assert!(image_path(OsStr::new("./http://x")).is_ok_and(|path| !is_remote(&path)));
+        assert!(
+            context
+                .image_path(OsStr::new("./http://x"))
+                .is_ok_and(|path| !context.disks.names.is_remote(&path))
+        );
     }
 }

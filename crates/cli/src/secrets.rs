@@ -1,6 +1,8 @@
 //! `--object secret,...`: passphrases for encrypted images, as QEMU's programs take them.
 
 use crate::authorization_objects::{is_authorization, read_authorization};
+use crate::disks::Disks;
+use crate::drained_pipes::DrainedPipes;
 use crate::failure::Failure;
 use crate::objects::{Object, parse_objects};
 use crate::tls_objects::TlsObject;
@@ -9,17 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cbc::cipher::{BlockModeDecrypt, KeyIvInit, block_padding::Pkcs7};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
-use std::sync::{Mutex, PoisonError};
 use zebu::Passphrase;
 use zebu_storage::on_wiped_stack;
 use zeroize::Zeroizing;
 
 /// Heading of the options, in the help.
 pub(crate) const ENCRYPTION: &str = "Encrypted images";
-/// Bytes of a secret at most. A passphrase of LUKS has 512 in cryptsetup.
-const MOST: u64 = 1 << 20;
 /// Bytes of the key that secrets are encrypted with.
 const KEY_LEN: usize = 32;
 /// Bytes of the stack on which secrets are decrypted.
@@ -72,10 +69,10 @@ struct Described {
 
 impl SecretArgs {
     /// Reads all objects, those that no option names as well.
-    pub(crate) fn read(&self, sources: Sources) -> Result<Secrets, Failure> {
+    pub(crate) fn read(&self, disks: &Disks, sources: Sources) -> Result<Secrets, Failure> {
         let mut secrets = Secrets { are_unneeded: sources == Sources::Unneeded, ..Secrets::default() };
         for object in parse_objects(&self.object).map_err(Failure::new)? {
-            secrets.take(object, sources).map_err(Failure::new)?;
+            secrets.take(disks, object, sources).map_err(Failure::new)?;
         }
         Ok(secrets)
     }
@@ -93,18 +90,18 @@ impl Secrets {
     }
 
     /// Takes a secret, keeps credentials of TLS for image options, and only checks the rest.
-    fn take(&mut self, object: Object, sources: Sources) -> Result<(), String> {
+    fn take(&mut self, disks: &Disks, object: Object, sources: Sources) -> Result<(), String> {
         if TlsObject::is(&object) {
-            TlsObject::read(&object)?.keep();
+            disks.tls.keep(TlsObject::read(&object)?);
             return Ok(());
         }
         if is_authorization(&object) {
             return read_authorization(&object).map(drop);
         }
-        self.add(object, sources)
+        self.add(&disks.pipes, object, sources)
     }
 
-    fn add(&mut self, object: Object, sources: Sources) -> Result<(), String> {
+    fn add(&mut self, pipes: &DrainedPipes, object: Object, sources: Sources) -> Result<(), String> {
         let id = object.id().to_owned();
         let secret = Described::parse(object)?;
         // What is encrypted may be seen.
@@ -114,7 +111,7 @@ impl Secrets {
                  descriptor (/dev/fd/N), or --allow-secret-data"
             ));
         }
-        let bytes = secret.bytes(self)?;
+        let bytes = secret.bytes(pipes, self)?;
         let passphrase = Passphrase::new(&bytes).map_err(|error| error.to_string())?;
         self.by_id.insert(id, passphrase);
         Ok(())
@@ -140,12 +137,12 @@ impl Described {
     }
 
     /// The secret's bytes, decrypted and decoded.
-    fn bytes(self, earlier: &Secrets) -> Result<Zeroizing<Vec<u8>>, String> {
+    fn bytes(self, pipes: &DrainedPipes, earlier: &Secrets) -> Result<Zeroizing<Vec<u8>>, String> {
         let given = match (self.data, self.file) {
             (Some(_), Some(_)) => return Err("'file' and 'data' are mutually exclusive".to_owned()),
             (None, None) => return Err("Either 'file' or 'data' must be provided".to_owned()),
             (Some(data), None) => Zeroizing::new(data.as_bytes().to_vec()),
-            (None, Some(path)) => read_file(&path)?,
+            (None, Some(path)) => pipes.read(&path)?,
         };
         match (self.key_id, self.iv) {
             (Some(key_id), Some(iv)) => {
@@ -158,39 +155,6 @@ impl Described {
             (None, None) => Ok(given),
         }
     }
-}
-
-/// Content of pipes, by their names. A command that opens several images reads its secrets for each; a pipe gives them once.
-static DRAINED: Mutex<Vec<(String, Passphrase)>> = Mutex::new(Vec::new());
-
-/// Whether a secret came from a pipe, which gives it to no other process any more.
-pub(crate) fn any_came_from_a_pipe() -> bool {
-    !DRAINED.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-}
-
-/// Wipes what was read of pipes.
-pub(crate) fn forget_pipes() {
-    DRAINED.lock().unwrap_or_else(PoisonError::into_inner).clear();
-}
-
-fn read_file(path: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-    let unable = |error: std::io::Error| format!("Unable to read {path}: {error}");
-    let mut drained = DRAINED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, known)) = drained.iter().find(|(name, _)| name == path) {
-        return Ok(Zeroizing::new(known.as_bytes().to_vec()));
-    }
-    let file = File::open(path).map_err(unable)?;
-    let is_pipe = !file.metadata().map_err(unable)?.is_file();
-    // Enough for any usual one: what grows leaves copies behind.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
-    file.take(MOST + 1).read_to_end(&mut bytes).map_err(unable)?;
-    if bytes.len() as u64 > MOST {
-        return Err(format!("Unable to read {path}: a secret has at most {MOST} bytes"));
-    }
-    if is_pipe {
-        drained.push((path.to_owned(), Passphrase::new(&bytes).map_err(|error| error.to_string())?));
-    }
-    Ok(bytes)
 }
 
 /// The bytes of base64, with line breaks left out.
@@ -225,7 +189,7 @@ mod tests {
 
     fn read(objects: &[&str]) -> Result<Secrets, String> {
         let args = SecretArgs { object: objects.iter().map(|text| (*text).to_owned()).collect() };
-        args.read(Sources::All).map_err(|failure| failure.message.unwrap_or_default())
+        args.read(&Disks::default(), Sources::All).map_err(|failure| failure.message.unwrap_or_default())
     }
 
     #[test]
@@ -284,7 +248,7 @@ mod tests {
         assert!(read(&[&letters, &secret]).unwrap_err().contains("padding"));
         // What is encrypted may stand in a command line.
         let args = SecretArgs { object: vec![key, secret] };
-        assert!(args.read(Sources::Files).is_ok());
+        assert!(args.read(&Disks::default(), Sources::Files).is_ok());
     }
 
     #[test]
@@ -319,6 +283,6 @@ mod tests {
         }
         assert!(read(&["secret,id=a,data=b", "secret,id=a,data=c"]).is_err());
         let args = SecretArgs { object: vec!["secret,id=a,data=b".to_owned()] };
-        assert!(args.read(Sources::Files).is_err(), "the command line's text");
+        assert!(args.read(&Disks::default(), Sources::Files).is_err(), "the command line's text");
     }
 }

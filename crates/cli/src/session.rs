@@ -1,16 +1,16 @@
 //! The worker of a command, and its images.
 
 use crate::arguments::EngineArgs;
-use crate::damage_told;
+use crate::context::Context;
+use crate::damage_told::DamageNotice;
 use crate::failure::Failure;
 use crate::graph::{Filtered, filtered};
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
 use crate::output::stderr;
-use crate::program::{self, Program};
+use crate::program::Program;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
-use crate::{remote_cache, remote_disk};
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
@@ -24,6 +24,8 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 /// One worker on the thread of the command.
 pub(crate) struct Session {
+    context: Context,
+    damage: DamageNotice,
     worker: Worker,
     config: WorkerConfig,
     /// Whether the way of the I/O is told on standard error.
@@ -32,12 +34,17 @@ pub(crate) struct Session {
 
 impl Session {
     /// A worker as the command line asks for it; `image_aio`, which image options name, counts where it doesn't.
-    pub(crate) fn start(args: &EngineArgs, image_aio: Option<Aio>) -> Result<Self, Failure> {
-        Self::start_with_depth(args, image_aio, 0)
+    pub(crate) fn start(
+        context: &Context,
+        args: &EngineArgs,
+        image_aio: Option<Aio>,
+    ) -> Result<Self, Failure> {
+        Self::start_with_depth(context, args, image_aio, 0)
     }
 
     /// The same, with room for at least `depth` requests in flight.
     pub(crate) fn start_with_depth(
+        context: &Context,
         args: &EngineArgs,
         image_aio: Option<Aio>,
         depth: u32,
@@ -47,14 +54,35 @@ impl Session {
         config.threads = config.threads.max(depth.min(64) as usize);
         let worker = Worker::new(&config)?;
         if args.verbose {
-            stderr::tell(&describe_worker(&worker));
+            stderr::tell(context.dialect, &describe_worker(&worker));
         }
-        Ok(Self { worker, config, verbose: args.verbose })
+        Ok(Self {
+            context: context.clone(),
+            damage: DamageNotice::of(context.dialect),
+            worker,
+            config,
+            verbose: args.verbose,
+        })
     }
 
     /// Has reads leave no page in the page cache that was not there before.
     pub(crate) fn read_uncached(&mut self) {
         self.worker = self.worker.reading_uncached();
+    }
+
+    /// The command line that this is the worker of.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The program whose grammar, defaults and messages are asked for.
+    pub(crate) fn dialect(&self) -> Program {
+        self.context.dialect
+    }
+
+    /// The message of an image that was marked as corrupt.
+    pub(crate) fn damage(&self) -> &DamageNotice {
+        &self.damage
     }
 
     /// The worker.
@@ -78,7 +106,7 @@ impl Session {
         if spec.filters.is_empty() {
             return Ok(Filtered { top: image.clone(), image });
         }
-        filtered(&self.worker, spec, image)
+        filtered(&self.context.disks, &self.worker, spec, image)
     }
 
     /// Opens an image as if it had no filters, which show nothing of what it is made of; the failure names it.
@@ -90,7 +118,7 @@ impl Session {
             ));
         }
         let mut options = spec.options.clone();
-        if program::called().is_qemu() {
+        if self.context.dialect.is_qemu() {
             self.guess_raw(spec, &mut options);
             options.damage = DamageMark::Set;
         }
@@ -98,7 +126,7 @@ impl Session {
             .block_on(async {
                 let mut image = Image::open(&self.worker, &spec.path, &options).await;
                 // A format that can't be written is read all the same; a write fails.
-                if program::called() == Program::QemuIo
+                if self.context.dialect == Program::QemuIo
                     && matches!(&image, Err(error) if error.kind() == ErrorKind::Unsupported)
                     && let Ok(read) =
                         Image::open(&self.worker, &spec.path, &options.access(Access::ReadOnly)).await
@@ -108,20 +136,20 @@ impl Session {
                 }
                 let image = image?;
                 // QEMU marks bitmaps as in use when it opens an image; who looks meanwhile, or after a crash, finds them so.
-                let is_served = matches!(program::called(), Program::QemuIo | Program::QemuNbd);
+                let is_served = matches!(self.context.dialect, Program::QemuIo | Program::QemuNbd);
                 if is_served && spec.options.access == Access::ReadWrite && !image.bitmaps().is_empty() {
                     image.take_bitmaps_into_use(&self.worker).await?;
                 }
                 Ok(image)
             })
-            .map_err(|error| spec.failure(&error))
+            .map_err(|error| spec.failure(&self.context, &error))
     }
 
     /// Takes a file that looks like no image for raw where nobody named the format, and warns, as QEMU's programs do. Not
     /// for qemu-nbd: its clients could write a header that is taken for another format the next time.
     fn guess_raw(&self, spec: &ImageSpec, options: &mut OpenOptions) {
         let is_asked = options.format.is_none() && options.access == Access::ReadWrite;
-        if !is_asked || program::called() == Program::QemuNbd {
+        if !is_asked || self.context.dialect == Program::QemuNbd {
             return;
         }
         let reading = options
@@ -188,7 +216,7 @@ impl Session {
         let result = self.worker.block_on(image.close(&self.worker));
         match access {
             // Whoever was told that the image is corrupt knows.
-            Access::ReadWrite if damage_told::is_told() => Ok(()),
+            Access::ReadWrite if self.damage.is_told() => Ok(()),
             Access::ReadWrite => result.map_err(|error| Failure::during("could not finish writing", &error)),
             Access::ReadOnly => Ok(()),
         }
@@ -221,10 +249,11 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        remote_cache::finish();
-        remote_disk::tell_given_up();
+        let disks = &self.context.disks;
+        disks.remote.cache.finish();
+        disks.remote.tell_given_up(self.context.dialect);
         if self.verbose {
-            remote_disk::tell_transfers();
+            disks.remote.tell_transfers(self.context.dialect, &disks.uploads);
         }
     }
 }

@@ -4,7 +4,7 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 /// Signals that ask a command to end.
@@ -64,16 +64,24 @@ fn ignored() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored_of(&status))
 }
 
-/// Whether a signal that nothing else handles ends the process, after a question has handled it.
-static ENDS: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// What a signal that nothing else handles does, after a question has handled it.
+#[derive(Default)]
+struct AfterQuestions {
+    /// It ends the process.
+    ends: Arc<AtomicBool>,
+    /// Its handler is there, and stays.
+    is_handled: AtomicBool,
+}
 
-fn ends() -> &'static Arc<AtomicBool> {
-    ENDS.get_or_init(Arc::default)
+fn after_questions() -> &'static AfterQuestions {
+    // Handlers are the process's, and outlive whoever sets them.
+    static AFTER: LazyLock<AfterQuestions> = LazyLock::new(AfterQuestions::default);
+    &AFTER
 }
 
 /// From now on, signals are up to the handlers that the caller registers.
 pub(crate) fn take_over_signals() {
-    ends().store(false, Ordering::SeqCst);
+    after_questions().ends.store(false, Ordering::SeqCst);
 }
 
 /// Signals that come while somebody is asked for something. They end the question, not the process: the terminal is to be put right
@@ -89,11 +97,10 @@ impl DuringQuestion {
     pub(crate) fn begin() -> Result<Self, Error> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let handled = mask_of(&status, "SigCgt:");
-        let was_asked = ENDS.get().is_some_and(|ends| ends.load(Ordering::SeqCst));
+        let was_asked = after_questions().ends.swap(false, Ordering::SeqCst);
         let stop = stop_signals();
         let unhandled = stop.iter().copied().filter(|signal| was_asked || handled & (1 << (signal - 1)) == 0);
         let mut question = Self { came: Arc::default(), ids: Vec::new(), unhandled: unhandled.collect() };
-        ends().store(false, Ordering::SeqCst);
         for signal in stop {
             let came = Arc::clone(&question.came);
             question.ids.push(signal_hook::flag::register_usize(signal, came, signal as usize)?);
@@ -108,7 +115,7 @@ impl DuringQuestion {
 
     /// The end of the question. The signal that came is answered now.
     pub(crate) fn end(self) {
-        static ONCE: Once = Once::new();
+        let after = after_questions();
         for id in &self.ids {
             signal_hook::low_level::unregister(*id);
         }
@@ -117,12 +124,12 @@ impl DuringQuestion {
             let _ = signal_hook::low_level::emulate_default_handler(came);
         }
         // The handlers of this process stay where they are, and would swallow the next one.
-        ONCE.call_once(|| {
+        if !after.is_handled.swap(true, Ordering::SeqCst) {
             for signal in &self.unhandled {
-                let _ = signal_hook::flag::register_conditional_default(*signal, Arc::clone(ends()));
+                let _ = signal_hook::flag::register_conditional_default(*signal, Arc::clone(&after.ends));
             }
-        });
-        ends().store(!self.unhandled.is_empty(), Ordering::SeqCst);
+        }
+        after.ends.store(!self.unhandled.is_empty(), Ordering::SeqCst);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Objects in stores that a command writes.
 
 use crate::failure::Failure;
-use crate::uploads::note_upload;
+use crate::uploads::Uploads;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use zebu::storage::{Access, File, OpenFlags};
@@ -37,7 +37,7 @@ impl StoreTarget {
     ///
     /// # Errors
     /// There are no credentials, or the memory is too small for so many bytes.
-    pub(crate) fn begin(name: StoreName, options: UploadOptions) -> Result<Self, Failure> {
+    pub(crate) fn begin(uploads: &Uploads, name: StoreName, options: UploadOptions) -> Result<Self, Failure> {
         let shown = name.to_string();
         let upload = Upload::begin(name, options).map_err(|error| {
             let remedy = if error.reason().contains("MiB of memory") {
@@ -48,7 +48,7 @@ impl StoreTarget {
             Failure::new(format!("Could not create '{shown}': {}{remedy}", error.reason()))
         })?;
         let upload = Arc::new(upload);
-        note_upload(Arc::clone(&upload));
+        uploads.note(Arc::clone(&upload));
         Ok(Self(upload))
     }
 

@@ -1,10 +1,9 @@
 //! A temporary image over another one, for programs that may change a disk without keeping the changes (`-s`).
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_name::local_path;
 use crate::lock_patience::lock_wait;
-use crate::named_disks::note_open;
-use crate::program;
 use crate::temporary_directory::TemporaryDirectory;
 use crate::values::format_argument;
 use rustix::fs::{Mode, OFlags, open, unlink};
@@ -23,11 +22,12 @@ impl TemporaryOverlay {
     ///
     /// # Errors
     /// `file` is no image, or can't be opened; there is no place for the overlay.
-    pub(crate) fn over(file: &OsStr, format: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn over(context: &Context, file: &OsStr, format: Option<&str>) -> Result<Self, Failure> {
         let base = local_path(file).map_err(|reason| Failure::opening_name(file, &reason))?;
-        let format = format.map(format_argument).transpose().map_err(Failure::new)?;
+        let format =
+            format.map(|name| format_argument(context.dialect, name)).transpose().map_err(Failure::new)?;
         let worker = Worker::new(&WorkerConfig::default())?;
-        let format = format_of(&worker, &base, format)?;
+        let format = format_of(context, &worker, &base, format)?;
         let absolute = std::fs::canonicalize(&base)
             .map_err(|error| Failure::opening_name(base.as_os_str(), &error.to_string()))?;
         let Some(name) = absolute.to_str() else {
@@ -40,11 +40,11 @@ impl TemporaryOverlay {
         let opened = open(&place, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let removed = unlink(&place);
         drop(private);
-        made.map_err(|error| Failure::creating(&place, &error))?;
+        made.map_err(|error| Failure::creating(context, &place, &error))?;
         let file = opened
             .and_then(|file| removed.map(|()| file))
             .map_err(|error| Failure::new(format!("Could not open '{}': {error}", place.display())))?;
-        Ok(Self { path: note_open(place, file).map_err(Failure::new)? })
+        Ok(Self { path: context.disks.names.note_open(place, file).map_err(Failure::new)? })
     }
 
     /// Name by which this process can open it.
@@ -54,12 +54,17 @@ impl TemporaryOverlay {
 }
 
 /// The format of the image below, which is probed if it is not given.
-fn format_of(worker: &Worker, base: &Path, format: Option<Format>) -> Result<Format, Failure> {
+fn format_of(
+    context: &Context,
+    worker: &Worker,
+    base: &Path,
+    format: Option<Format>,
+) -> Result<Format, Failure> {
     let options = OpenOptions::default()
         .format(format)
-        .probe(program::called().probe())
+        .probe(context.dialect.probe())
         .refs(RefPolicy::All)
-        .lock_wait(lock_wait());
+        .lock_wait(lock_wait(context.dialect));
     worker
         .block_on(async {
             let image = Image::open(worker, base, &options).await?;
@@ -67,5 +72,5 @@ fn format_of(worker: &Worker, base: &Path, format: Option<Format>) -> Result<For
             image.close(worker).await?;
             Ok(format)
         })
-        .map_err(|error| Failure::opening(base, &error))
+        .map_err(|error| Failure::opening(context, base, &error))
 }

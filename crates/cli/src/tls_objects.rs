@@ -1,12 +1,12 @@
 //! `--object tls-creds-x509,...` and `tls-creds-psk,...`: certificates and keys of TLS, as QEMU's programs take them.
 
-use crate::failure::errno_text;
+use crate::errno_text::errno_text;
 use crate::objects::Object;
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use zebu_export::nbd::{CertificateFiles, TlsConfig};
 use zebu_remote::nbd::{PskFile, TlsClient, TlsFiles};
+use zebu_storage::sync::Mutex;
 
 /// The identity of a client that says none, in QEMU.
 const IDENTITY: &str = "qemu";
@@ -54,15 +54,24 @@ impl std::str::FromStr for End {
 }
 
 /// Objects that the command line has named; image options name them by their IDs.
-static GIVEN: Mutex<Vec<TlsObject>> = Mutex::new(Vec::new());
+#[derive(Default)]
+pub(crate) struct TlsObjects(Mutex<Vec<TlsObject>>);
 
-/// Files of a client for `tls-creds=ID` of a disk over the network.
-///
-/// # Errors
-/// The command line has no such object, or one of a server.
-pub(crate) fn client_files(id: &str) -> Result<TlsFiles, String> {
-    let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    TlsObject::find(&given, id, End::Client).map(TlsObject::client_files)
+impl TlsObjects {
+    /// Files of a client for `tls-creds=ID` of a disk over the network.
+    ///
+    /// # Errors
+    /// The command line has no such object, or one of a server.
+    pub(crate) fn client_files(&self, id: &str) -> Result<TlsFiles, String> {
+        TlsObject::find(&self.0.lock(), id, End::Client).map(TlsObject::client_files)
+    }
+
+    /// From now on, image options may name the object.
+    pub(crate) fn keep(&self, object: TlsObject) {
+        let mut given = self.0.lock();
+        given.retain(|known| known.id != object.id);
+        given.push(object);
+    }
 }
 
 impl TlsObject {
@@ -169,13 +178,6 @@ impl TlsObject {
             return Err(format!("Expected TLS credentials for a {end} endpoint"));
         }
         Ok(found)
-    }
-
-    /// From now on, image options may name it.
-    pub(crate) fn keep(self) {
-        let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-        given.retain(|known| known.id != self.id);
-        given.push(self);
     }
 
     /// Options of `zebu serve`, with the server's files.

@@ -1,6 +1,7 @@
 //! Ranges of a source that could not be read, as reports tell them.
 
 use crate::output::stderr;
+use crate::program::Program;
 use serde::Serialize;
 use zebu::jobs::SkippedRange;
 
@@ -30,20 +31,21 @@ pub(crate) fn count_in_all(listed: &[SkippedRange], count: u64) -> Option<u64> {
 }
 
 /// Says on standard error what could not be read: the ranges that are listed, how many more there are, and the sum.
-pub(crate) fn tell(listed: &[SkippedRange], count: u64, bytes: u64) {
+pub(crate) fn tell(dialect: Program, listed: &[SkippedRange], count: u64, bytes: u64) {
     for range in listed {
-        stderr::tell(&format!(
-            "error while reading {} bytes at offset {}: {}",
-            range.len, range.offset, range.error
-        ));
+        stderr::tell(
+            dialect,
+            &format!("error while reading {} bytes at offset {}: {}", range.len, range.offset, range.error),
+        );
     }
     if count_in_all(listed, count).is_some() {
         let more = count - listed.len() as u64;
-        stderr::tell(&format!("error while reading {more} more ranges"));
+        stderr::tell(dialect, &format!("error while reading {more} more ranges"));
     }
     if count > 1 {
-        stderr::tell(&format!(
-            "{bytes} bytes in {count} ranges could not be read: they are zero in the copy"
-        ));
+        stderr::tell(
+            dialect,
+            &format!("{bytes} bytes in {count} ranges could not be read: they are zero in the copy"),
+        );
     }
 }

@@ -1,15 +1,15 @@
 //! Words on the command line, and what they stand for.
 
-use crate::program;
+use crate::program::Program;
 use crate::size::size_argument;
 use clap::builder::{PossibleValue, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use zebu::jobs::Speed;
 use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
+use zebu_remote::nbd::NbdAddress;
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -85,11 +85,18 @@ pub(crate) fn reference_policy(rules: &[ReferenceRule]) -> Result<RefPolicy, &'s
     if directories.is_empty() { Ok(RefPolicy::Local) } else { Ok(RefPolicy::Within(directories)) }
 }
 
-/// A parser of words that completions can offer.
+/// A parser of words, by the grammar that they are in; completions can offer some.
 #[derive(Clone)]
 pub(crate) struct Words<T> {
-    parse: fn(&str) -> Result<T, String>,
+    parse: fn(Program, &str) -> Result<T, String>,
     words: &'static [&'static str],
+}
+
+impl<T> Words<T> {
+    /// A parser without a list.
+    pub(crate) fn unlisted(parse: fn(Program, &str) -> Result<T, String>) -> Self {
+        Self { parse, words: &[] }
+    }
 }
 
 impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
@@ -101,11 +108,12 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
         argument: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<T, clap::Error> {
-        self.parse.parse_ref(command, argument, value)
+        let (parse, dialect) = (self.parse, Program::of_grammar(command));
+        (move |text: &str| parse(dialect, text)).parse_ref(command, argument, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(self.words.iter().map(PossibleValue::new)))
+        (!self.words.is_empty()).then(|| Box::new(self.words.iter().map(PossibleValue::new)) as Box<_>)
     }
 }
 
@@ -114,27 +122,64 @@ pub(crate) const FORMATS: &[&str] =
     &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
 
 /// Formats that are read, for an option.
-pub(crate) fn formats() -> Words<Format> {
-    Words { parse: format_argument, words: FORMATS }
+pub(crate) fn formats() -> Words<NamedFormat> {
+    Words { parse: NamedFormat::parse, words: FORMATS }
 }
 
-/// A format as it is named in an image above: `file` and `host_device` stand for raw there.
+/// A format as an option names it. For QEMU, the driver of a file or of a disk stands for raw.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct BackingFormat {
+pub(crate) struct NamedFormat {
     /// The format.
     pub(crate) format: Format,
     /// Its name.
     pub(crate) name: String,
 }
 
-/// Formats of backing files, for an option.
-pub(crate) fn backing_formats() -> Words<BackingFormat> {
-    let parse = |text: &str| Ok(BackingFormat { format: format_argument(text)?, name: text.to_owned() });
-    Words { parse, words: FORMATS }
+impl NamedFormat {
+    /// Reads a name.
+    pub(crate) fn parse(dialect: Program, text: &str) -> Result<Self, String> {
+        let is_driver = ["file", "host_device", "null-co", "null-aio", "blkdebug", "nbd"].contains(&text);
+        let format = match Format::from_name(text) {
+            Some(format) => format,
+            None if is_driver && dialect.is_qemu() => Format::Raw,
+            None => return Err(format!("Unknown file format '{text}' (there are {})", FORMATS.join(", "))),
+        };
+        Ok(Self { format, name: text.to_owned() })
+    }
+
+    /// Refuses the name of an image that does not lead to the driver which stands for the format.
+    pub(crate) fn check(&self, image: &OsStr) -> Result<(), String> {
+        let image = image.to_str().unwrap_or_default();
+        let prefix = format!("{}:", self.name);
+        match self.name.as_str() {
+            _ if image.starts_with("json:") || image.starts_with(&prefix) => Ok(()),
+            "nbd" if NbdAddress::is_name(image) => Ok(()),
+            "nbd" => Err("File name string for NBD must start with 'nbd:'".to_owned()),
+            "null-co" | "null-aio" => {
+                Err(format!("The only allowed filename for this driver is '{prefix}//'"))
+            }
+            "blkdebug" => Err(format!("Driver 'blkdebug' needs a name that begins with {prefix} or json:")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses the name of an image that can't be made by the driver which stands for the format.
+    pub(crate) fn check_new(&self, image: &OsStr) -> Result<(), String> {
+        match self.name.as_str() {
+            name @ ("null-co" | "null-aio" | "blkdebug") => Err(no_creation(name)),
+            _ => self.check(image),
+        }
+    }
+}
+
+impl From<Format> for NamedFormat {
+    fn from(format: Format) -> Self {
+        Self { format, name: format.name().to_owned() }
+    }
 }
 
 /// Formats in which images are made, for an option.
-pub(crate) fn target_formats() -> Words<Format> {
+pub(crate) fn target_formats() -> Words<NamedFormat> {
     Words { parse: target_format_argument, words: &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi"] }
 }
 
@@ -166,74 +211,56 @@ pub(crate) fn measured_formats() -> Words<Format> {
 
 /// Cache modes, for an option.
 pub(crate) fn caches() -> Words<CacheMode> {
-    Words { parse: cache_argument, words: &["none", "writeback", "writethrough", "directsync", "unsafe"] }
-}
-
-/// The driver that stood for a format and is none: the name of the image must lead to it.
-static PROTOCOL: OnceLock<String> = OnceLock::new();
-
-/// Whether `name` leads to the driver that stood for a format.
-pub(crate) fn check_protocol(name: &OsStr) -> Result<(), String> {
-    let Some(driver) = PROTOCOL.get() else { return Ok(()) };
-    let is_driver = name.to_str().is_some_and(|name| {
-        name.starts_with("json:")
-            || name.strip_prefix(driver.as_str()).is_some_and(|rest| rest.starts_with(':'))
-    });
-    if is_driver {
-        Ok(())
-    } else {
-        Err(format!("Driver '{driver}' needs a name that begins with {driver}: or json:"))
+    Words {
+        parse: |_, text| cache_argument(text),
+        words: &["none", "writeback", "writethrough", "directsync", "unsafe"],
     }
 }
 
 /// A format by its name.
-pub(crate) fn format_argument(text: &str) -> Result<Format, String> {
-    // For QEMU a protocol may stand for the format: the disk is its very bytes.
-    if program::called().is_qemu() && matches!(text, "file" | "host_device") {
-        return Ok(Format::Raw);
-    }
-    if program::called().is_qemu() && matches!(text, "null-co" | "null-aio" | "blkdebug" | "nbd") {
-        let _ = PROTOCOL.set(text.to_owned());
-        return Ok(Format::Raw);
-    }
-    Format::from_name(text)
-        .ok_or_else(|| format!("Unknown file format '{text}' (there are {})", FORMATS.join(", ")))
+pub(crate) fn format_argument(dialect: Program, text: &str) -> Result<Format, String> {
+    NamedFormat::parse(dialect, text).map(|named| named.format)
 }
 
 /// Formats and drivers of QEMU that zebu does not know and QEMU makes no images with.
 const READ_BY_QEMU: [&str; 2] = ["bochs", "vvfat"];
 
 /// Formats whose images may be changed, for an option.
-pub(crate) fn amended_formats() -> Words<Format> {
-    let parse = |text: &str| {
-        if program::called().is_qemu() && READ_BY_QEMU.contains(&text) {
+pub(crate) fn amended_formats() -> Words<NamedFormat> {
+    let parse = |dialect: Program, text: &str| {
+        if dialect.is_qemu() && READ_BY_QEMU.contains(&text) {
             return Err(format!("Format driver '{text}' does not support option amendment"));
         }
-        format_argument(text)
+        NamedFormat::parse(dialect, text)
     };
     Words { parse, words: FORMATS }
 }
 
 /// A format in which images can be made, by its name.
-fn target_format_argument(text: &str) -> Result<Format, String> {
+fn target_format_argument(dialect: Program, text: &str) -> Result<NamedFormat, String> {
     let is_only_read = |text: &str| matches!(text, "cloop" | "dmg") || READ_BY_QEMU.contains(&text);
-    if program::called().is_qemu() && is_only_read(text) {
-        return Err(format!("Format driver '{text}' does not support image creation"));
+    if dialect.is_qemu() && is_only_read(text) {
+        return Err(no_creation(text));
     }
-    let format = format_argument(text)?;
-    if format.can_be_made() {
-        return Ok(format);
+    let named = NamedFormat::parse(dialect, text)?;
+    if named.format.can_be_made() {
+        return Ok(named);
     }
     Err(format!(
         "images in the format {text} can be read, not written (qcow2, raw, luks, vmdk, vhdx, vpc and vdi can be)"
     ))
 }
 
+/// The refusal to make an image, in QEMU's words.
+fn no_creation(name: &str) -> String {
+    format!("Format driver '{name}' does not support image creation")
+}
+
 /// A format whose images' size can be told beforehand, by its name.
-fn measured_format_argument(text: &str) -> Result<Format, String> {
-    let format = format_argument(text)?;
-    if format.is_writable() {
-        return Ok(format);
+fn measured_format_argument(dialect: Program, text: &str) -> Result<Format, String> {
+    let named = NamedFormat::parse(dialect, text)?;
+    if named.format.is_writable() && named == named.format.into() {
+        return Ok(named.format);
     }
     Err(format!("Format driver '{text}' does not support size measurement (qcow2, raw and luks do)"))
 }
@@ -367,11 +394,20 @@ mod tests {
         assert_eq!(cache_argument("directsync"), Ok(CacheMode::Directsync));
         assert!(cache_argument("foo").unwrap_err().starts_with("Invalid cache option: foo"));
         assert_eq!(aio_argument("native"), Ok(Aio::IoUring));
-        assert!(format_argument("nosuch").unwrap_err().starts_with("Unknown file format 'nosuch'"));
-        assert!(FORMATS.iter().all(|name| format_argument(name).is_ok_and(|format| format.name() == *name)));
-        let written: Vec<&str> =
-            FORMATS.iter().copied().filter(|name| target_format_argument(name).is_ok()).collect();
+        assert!(
+            format_argument(Program::Zebu, "nosuch").unwrap_err().starts_with("Unknown file format 'nosuch'")
+        );
+        assert!(
+            FORMATS
+                .iter()
+                .all(|name| format_argument(Program::Zebu, name).is_ok_and(|format| format.name() == *name))
+        );
+        let written: Vec<&str> = FORMATS
+            .iter()
+            .copied()
+            .filter(|name| target_format_argument(Program::Zebu, name).is_ok())
+            .collect();
         assert_eq!(written, ["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi"]);
-        assert!(target_format_argument("qed").unwrap_err().contains("not written"));
+        assert!(target_format_argument(Program::Zebu, "qed").unwrap_err().contains("not written"));
     }
 }

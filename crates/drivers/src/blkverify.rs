@@ -12,7 +12,7 @@ use zebu_storage::{
 pub struct Blkverify {
     raw: Arc<dyn Storage>,
     test: Arc<dyn Storage>,
-    differs: fn(&str),
+    differs: Arc<dyn Fn(&str) + Send + Sync>,
     worker: Background,
 }
 
@@ -24,10 +24,10 @@ impl Blkverify {
     pub fn new(
         raw: Arc<dyn Storage>,
         test: Arc<dyn Storage>,
-        differs: fn(&str),
+        differs: impl Fn(&str) + Send + Sync + 'static,
         engine: Engine,
     ) -> Result<Self, IoError> {
-        Ok(Self { raw, test, differs, worker: Background::small(engine)? })
+        Ok(Self { raw, test, differs: Arc::new(differs), worker: Background::small(engine)? })
     }
 }
 
@@ -51,7 +51,7 @@ fn difference(left: &IoBufs, right: &IoBufs) -> Option<usize> {
 async fn run(
     raw: Arc<dyn Storage>,
     test: Arc<dyn Storage>,
-    differs: fn(&str),
+    differs: Arc<dyn Fn(&str) + Send + Sync>,
     op: StorageOp,
     mut done: Completer,
 ) {
@@ -122,7 +122,7 @@ impl Storage for Blkverify {
     }
 
     fn submit(&self, op: StorageOp, done: Completer) {
-        let (raw, test, differs) = (Arc::clone(&self.raw), Arc::clone(&self.test), self.differs);
+        let (raw, test, differs) = (Arc::clone(&self.raw), Arc::clone(&self.test), Arc::clone(&self.differs));
         drop(self.worker.run(move |_| run(raw, test, differs, op, done)));
     }
 

@@ -40,7 +40,7 @@ pub use verified::{Verified, VerifiedCounts, VerifiedHooks};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number for a disk that is like no other.
-fn fresh_identity() -> u64 {
+pub fn fresh_identity() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Apart from those that storages make of their names.
     (1 << 63) | NEXT.fetch_add(1, Ordering::Relaxed)

@@ -33,8 +33,6 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const MOST_LOOKUPS: usize = 16;
 /// The most addresses of one host that are tried.
 const MOST_ADDRESSES: usize = 16;
-/// Look-ups that have not ended. They can't be stopped: the C library has no way.
-static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 
 /// The way to other machines. Clones are the same way.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +41,8 @@ pub struct Network(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     state: Mutex<State>,
+    /// Look-ups that have not ended. They can't be stopped: the C library has no way.
+    lookups: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -166,7 +166,7 @@ impl Network {
         }
         let mut addresses = match host.parse::<IpAddr>() {
             Ok(address) => vec![SocketAddr::new(address, port)],
-            Err(_) => look_up(host, port, until)?,
+            Err(_) => look_up(&self.0.lookups, host, port, until)?,
         };
         addresses.truncate(MOST_ADDRESSES);
         self.lock().hosts.insert(key, addresses.clone());
@@ -175,17 +175,18 @@ impl Network {
 }
 
 /// Asks the system for the addresses of a host, on a thread of its own: what asks may hang.
-fn look_up(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
+fn look_up(running: &Arc<AtomicUsize>, host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
     let time = time_left(until)?;
-    if LOOKUPS.fetch_add(1, Ordering::SeqCst) >= MOST_LOOKUPS {
-        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+    if running.fetch_add(1, Ordering::SeqCst) >= MOST_LOOKUPS {
+        running.fetch_sub(1, Ordering::SeqCst);
         return Err(io::Error::other("too many look-ups of hosts have no answer"));
     }
     let (sender, receiver) = mpsc::channel();
     let question = (host.to_owned(), port);
+    let ended = Arc::clone(running);
     let ask = move || {
         let found = (question.0.as_str(), question.1).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+        ended.fetch_sub(1, Ordering::SeqCst);
         let found = found.map_err(|error| {
             let text = error.to_string();
             let reason = text.rsplit_once(": ").map_or(text.as_str(), |(_, reason)| reason);
@@ -194,7 +195,7 @@ fn look_up(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>>
         let _ = sender.send(found);
     };
     if let Err(error) = std::thread::Builder::new().name("zebu-lookup".to_owned()).spawn(ask) {
-        LOOKUPS.fetch_sub(1, Ordering::SeqCst);
+        running.fetch_sub(1, Ordering::SeqCst);
         return Err(error);
     }
     receiver.recv_timeout(time).unwrap_or_else(|_| {

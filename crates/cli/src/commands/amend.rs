@@ -1,15 +1,15 @@
 //! `zebu amend`: changes properties of an image in place.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
 use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
-use crate::program;
 use crate::qemu_names::option_lists;
 use crate::session::Session;
-use crate::values::{amended_formats, caches};
+use crate::values::{NamedFormat, amended_formats, caches};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) struct AmendArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = amended_formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
@@ -144,15 +144,15 @@ impl Wanted {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
-    option_lists::check(&args.options)?;
+pub(crate) fn run(args: &AmendArgs, context: &Context) -> Result<u8, Failure> {
+    option_lists::check(context.dialect, &args.options)?;
     if args.options.iter().any(|text| asks_for_help(text)) {
-        if program::called().is_qemu() && args.format.is_none() && args.filename.is_none() {
+        if context.dialect.is_qemu() && args.format.is_none() && args.filename.is_none() {
             return Err(Failure::new("Expecting one image file name"));
         }
-        stdout::print(&match args.format {
+        stdout::print(&match args.format.as_ref().map(|named| named.format) {
             Some(Format::Luks) => LUKS_HELP.to_owned(),
-            _ if program::called().is_qemu() => option_lists::amend(),
+            _ if context.dialect.is_qemu() => option_lists::amend(),
             _ => HELP.to_owned(),
         })?;
         return Ok(0);
@@ -164,8 +164,8 @@ pub(crate) fn run(args: &AmendArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("Must specify image file name"));
     };
     let wanted = Wanted::parse(&args.options).map_err(Failure::new)?;
-    let spec = args.image.resolve(filename, args.format, args.cache, Access::ReadWrite)?;
-    let session = Session::start(&args.engine, spec.aio)?;
+    let spec = args.image.resolve(context, filename, args.format.as_ref(), args.cache, Access::ReadWrite)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     if wanted.key_slots.is_given() {
         let changed = change_keys(args, &session, &spec, &wanted);
@@ -192,7 +192,7 @@ fn change_keys(
         return Err(Failure::new("keys and other properties are changed by one command each"));
     }
     let change = wanted.key_slots.change(&spec.secrets).map_err(Failure::new)?;
-    let guard = match (args.force, program::called().is_qemu()) {
+    let guard = match (args.force, session.dialect().is_qemu()) {
         (true, _) => KeySlotGuard::Force,
         (false, true) => KeySlotGuard::KeepLast,
         (false, false) => KeySlotGuard::Keep,
@@ -200,7 +200,7 @@ fn change_keys(
     let worker = session.worker();
     worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
         match error.kind() {
-            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(&error),
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(session.context(), &error),
             _ => Failure::during("could not amend", &error),
         }
     })
@@ -224,12 +224,12 @@ fn check_backing(
         let _ = image.close(worker).await;
         info
     });
-    let info = info.map_err(|error| Failure::opening(path, &error))?;
+    let info = info.map_err(|error| Failure::opening(session.context(), path, &error))?;
     let differs = |wanted: &Option<String>, now: &Option<String>| wanted.is_some() && wanted != now;
     if differs(&wanted.backing_file, &info.backing_file)
         || differs(&wanted.backing_format, &info.backing_format)
     {
-        return Err(if program::called().is_qemu() {
+        return Err(if session.dialect().is_qemu() {
             Failure::new("Cannot amend the backing file").with_hint("You can use 'qemu-img rebase' instead.")
         } else {
             Failure::new("Cannot amend the backing file: use zebu rebase instead")

@@ -5,7 +5,9 @@ mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
+use crate::disks::Disks;
 use crate::dry_run;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -13,14 +15,14 @@ use crate::local_name::{path_argument, target_argument};
 use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::remote_disk::RemoteTransfers;
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable::{self, UnreadableRange};
-use crate::values::{OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
+use crate::values::{NamedFormat, OutputFormat, Rate, SpeedName, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -29,7 +31,7 @@ use zebu::jobs::{
     BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
     backup, drop_pages,
 };
-use zebu::{Access, CacheMode, Compression, Format};
+use zebu::{Access, CacheMode, Compression};
 
 /// Arguments of `zebu backup`.
 #[derive(Debug, clap::Args)]
@@ -43,7 +45,7 @@ pub(crate) struct BackupArgs {
 
     /// Format of the source [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Back this internal snapshot up, given by its id or name
     #[arg(short = 'l', long, value_name = "SNAPSHOT")]
@@ -183,17 +185,17 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if args.previous.is_some() && args.previous_manifest.is_none() && args.bitmap.is_none() {
         return Err(Failure::usage("--previous needs --bitmap or --previous-manifest"));
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let cache = args.source_cache.unwrap_or_default();
-    let mut spec = args.image.resolve(&args.source, args.source_format, cache, access)?;
+    let mut spec = args.image.resolve(context, &args.source, args.source_format.as_ref(), cache, access)?;
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let source = DefaultCacheMode::unless_asked(args.source_cache, CacheMode::default(), &session, &mut spec);
     if args.source_cache.is_none() && args.skip_errors {
         DefaultCacheMode::for_damaged_source(&session, &mut spec);
@@ -201,7 +203,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if let Some(source) = &source {
         session.read_uncached();
         if args.engine.verbose {
-            source.tell("the source");
+            source.tell(context.dialect, "the source");
         }
     }
     if args.dry_run {
@@ -210,9 +212,9 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
         });
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait());
+    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait(context.dialect));
     let object = store_name(args.target.as_os_str())?;
-    let disk = if object.is_none() { nbd::disk_on_server(args.target.as_os_str())? } else { None };
+    let disk = if object.is_none() { nbd::disk_on_server(context, args.target.as_os_str())? } else { None };
     if object.is_some() {
         store::check(args)?;
     }
@@ -231,7 +233,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if args.engine.verbose
         && let Some(unasked) = unasked
     {
-        stderr::tell(&format!("writes to the target: {unasked}"));
+        stderr::tell(context.dialect, &format!("writes to the target: {unasked}"));
     }
     options.cluster_size = args.cluster_size;
     options.compression = match args.compression_type {
@@ -255,7 +257,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let order = if args.skip_errors { Order::Any } else { Order::Once };
     let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
-    let report = match (first, packed::unpacking_of(std::slice::from_ref(&spec))) {
+    let report = match (first, packed::unpacking_of(&context.disks, std::slice::from_ref(&spec))) {
         (Err(_), Unpacking::Failed(failure)) => Err(failure),
         (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
         (made, _) => made,
@@ -266,7 +268,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<u8, Failure> {
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&args.target);
     }
-    tell(args, &report)
+    tell(args, context, &report)
 }
 
 /// Makes the backup, wherever it goes.
@@ -279,7 +281,7 @@ fn back_up(
     order: Order,
 ) -> Result<BackupReport, Failure> {
     let reader = || Ok(Reader { order, target_size: None });
-    packed::prepare(&args.packed, &mut spec, &[&args.target], reader, watch)?;
+    packed::prepare(session.context(), &args.packed, &mut spec, &[&args.target], reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
@@ -288,7 +290,7 @@ fn back_up(
             report
         });
     }
-    if let Some(disk) = nbd::disk_on_server(args.target.as_os_str())? {
+    if let Some(disk) = nbd::disk_on_server(session.context(), args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
             let report = nbd::back_up(session, image, &disk, &options);
@@ -312,32 +314,43 @@ fn back_up(
 }
 
 /// Prints what was done.
-fn tell(args: &BackupArgs, report: &BackupReport) -> Result<u8, Failure> {
-    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+fn tell(args: &BackupArgs, context: &Context, report: &BackupReport) -> Result<u8, Failure> {
+    unreadable::tell(
+        context.dialect,
+        &report.unreadable_ranges,
+        report.unreadable_range_count,
+        report.unreadable,
+    );
     if let (Some(bitmap), Some(previous), 1..) = (&args.bitmap, &args.previous, report.compared) {
-        stderr::tell(&format!(
-            "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
+        stderr::tell(
+            context.dialect,
+            &format!(
+                "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
              that, and is the same ({} bytes)",
-            previous.display(),
-            report.compared
-        ));
+                previous.display(),
+                report.compared
+            ),
+        );
     }
     if let Some(name) = &report.kept_bitmap {
-        stderr::tell(&format!(
-            "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
+        stderr::tell(
+            context.dialect,
+            &format!(
+                "bitmap '{name}' was not cleared: what could not be read is dirty in it, so that the next increment reads \
              it again"
-        ));
+            ),
+        );
     }
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(report),
-            OutputFormat::Json => json::to_text(&json_report(report))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(&context.disks, report))?,
         })?;
     }
     Ok(0)
 }
 
-fn json_report(report: &BackupReport) -> Report {
+fn json_report(disks: &Disks, report: &BackupReport) -> Report {
     Report {
         decrypted: report.decrypted,
         total: report.total,
@@ -356,7 +369,7 @@ fn json_report(report: &BackupReport) -> Report {
         kept_bitmap: report.kept_bitmap.clone(),
         file_length: report.file_length,
         disk_hash: report.disk_hash.clone(),
-        remote: transfers(),
+        remote: disks.remote.transfers(&disks.uploads),
     }
 }
 

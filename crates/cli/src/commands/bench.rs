@@ -3,18 +3,19 @@
 use crate::arguments::InspectArgs;
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{OutputFormat, caches, formats};
+use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
-use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, Format, ImageStats};
+use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, ImageStats};
 
 /// Requests that are sent if neither a number nor a time is given.
 const DEFAULT_COUNT: u64 = 75_000;
@@ -30,7 +31,7 @@ pub(crate) struct BenchArgs {
 
     /// Format of the image [default: probed; writing to a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image
     #[arg(
@@ -145,10 +146,11 @@ fn runtime_argument(text: &str) -> Result<Duration, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
     let plan = plan(args)?;
     let access = if args.write { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    let mut spec =
+        args.inspect.image.resolve(context, &args.filename, args.format.as_ref(), args.cache, access)?;
     if args.inspect.force_share.is_given() && args.write {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -w"));
     }
@@ -157,7 +159,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     if args.no_extent_index {
         spec.options.extent_index = ExtentIndex::Off;
     }
-    let session = Session::start_with_depth(&args.inspect.engine, spec.aio, plan.depth)?;
+    let session = Session::start_with_depth(context, &args.inspect.engine, spec.aio, plan.depth)?;
     let watch = Watch::start(ProgressMode::None)?;
     if !args.quiet && args.inspect.output == OutputFormat::Human {
         stdout::print(&announcement(&plan))?;
@@ -176,7 +178,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<u8, Failure> {
         return Err(Failure::interrupted());
     }
     match args.inspect.output {
-        OutputFormat::Json => stdout::print(&json::to_text(&Report::new(&plan, &measured, stats))?)?,
+        OutputFormat::Json => {
+            stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?;
+        }
         OutputFormat::Human if !args.quiet => stdout::print(&human_text(&plan, &measured, stats))?,
         OutputFormat::Human => {}
     }

@@ -1,15 +1,16 @@
 //! `zebu bitmap`: changes the persistent dirty bitmaps of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::formats;
+use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
-use zebu::{Access, BitmapRecording, CacheMode, Chain, Format, Image, NewBitmap};
+use zebu::{Access, BitmapRecording, CacheMode, Chain, Image, NewBitmap};
 
 /// Arguments of `zebu bitmap`.
 #[derive(Debug, clap::Args)]
@@ -27,11 +28,11 @@ pub(crate) struct BitmapArgs {
 
     /// Format of the image whose bitmap is merged [default: probed]
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats(), requires = "source_file")]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     #[command(flatten)]
     image: ImageArgs,
@@ -125,7 +126,7 @@ impl Action {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &BitmapArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &BitmapArgs, context: &Context) -> Result<u8, Failure> {
     let actions = &args.actions.0;
     if actions.is_empty() {
         return Err(Failure::usage(
@@ -138,21 +139,32 @@ pub(crate) fn run(args: &BitmapArgs) -> Result<u8, Failure> {
     if args.source_file.is_some() && !actions.iter().any(|action| matches!(action, Action::Merge(_))) {
         return Err(Failure::usage("Merge bitmap source file only supported with --merge"));
     }
-    let mut spec =
-        args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        CacheMode::Writeback,
+        Access::ReadWrite,
+    )?;
     spec.called_raw = "-f raw; but a raw image has no bitmaps: convert it to qcow2 first";
     // What the image stands on plays no part.
     spec.options.chain = Chain::TopOnly;
     let source = match &args.source_file {
         Some(name) => {
             let image = ImageArgs { image_opts: false, ..args.image.clone() };
-            let mut spec = image.resolve(name, args.source_format, CacheMode::Writeback, Access::ReadOnly)?;
+            let mut spec = image.resolve(
+                context,
+                name,
+                args.source_format.as_ref(),
+                CacheMode::Writeback,
+                Access::ReadOnly,
+            )?;
             spec.options.chain = Chain::TopOnly;
             Some(spec)
         }
         None => None,
     };
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
         actions.iter().try_for_each(|action| act(args, &session, image, source.as_ref(), action))
     })?;

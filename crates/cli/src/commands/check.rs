@@ -2,12 +2,13 @@
 
 use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::{check as report_text, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
-use crate::values::{OutputFormat, caches, formats};
+use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -37,7 +38,7 @@ pub(crate) struct CheckArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image
     #[arg(
@@ -71,19 +72,20 @@ enum RepairArg {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
     if args.inspect.force_share.is_given() && args.repair.is_some() {
         return Err(Failure::usage("-U (--force-share) is for reading only: it can't be used with -r"));
     }
     let access = if args.repair.is_some() { Access::ReadWrite } else { Access::ReadOnly };
-    let mut spec = args.inspect.image.resolve(&args.filename, args.format, args.cache, access)?;
+    let mut spec =
+        args.inspect.image.resolve(context, &args.filename, args.format.as_ref(), args.cache, access)?;
     args.inspect.force_share.apply(&mut spec);
-    refuse_what_a_check_never_uses(&spec)?;
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    refuse_what_a_check_never_uses(context.dialect, &spec)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     let format = format_of(&session, &spec)?;
     if format != Format::Qcow2 {
         let mut message = "This image format does not support checks".to_owned();
-        if !program::called().is_qemu() && spec.options.format.is_none() {
+        if !context.dialect.is_qemu() && spec.options.format.is_none() {
             let _ = write!(message, ": '{}' was taken for {}", spec.path.display(), format.name());
         }
         return Err(Failure::new(message).with_exit(EXIT_NOT_SUPPORTED));
@@ -104,20 +106,22 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
                 .cache_size
                 .map_or(DEFAULT_MEMORY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         )
-        .max_findings(if program::called().is_qemu() {
+        .max_findings(if context.dialect.is_qemu() {
             QEMU_FINDINGS
         } else {
             CheckOptions::default().max_findings
         })
         .control(watch.control());
     let result = session.worker().block_on(check(session.worker(), &spec.path, &options));
-    let report = result.map_err(|error| Failure::opening(&spec.path, &error))?;
+    let report = result.map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     watch.finish();
-    let findings = report_text::findings_text(&report);
+    let findings = report_text::findings_text(context.dialect, &report);
     // Findings are told beside the report; that nobody listens to them changes nothing.
     let _ = std::io::stderr().write_all(findings.as_bytes());
     match args.inspect.output {
-        OutputFormat::Json => stdout::print(&report_text::json_text(&report, &spec.path.to_string_lossy())?)?,
+        OutputFormat::Json => {
+            stdout::print(&report_text::json_text(context.dialect, &report, &spec.path.to_string_lossy())?)?;
+        }
         OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
         OutputFormat::Human => {}
     }
@@ -125,13 +129,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<u8, Failure> {
 }
 
 /// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.
-fn refuse_what_a_check_never_uses(spec: &ImageSpec) -> Result<(), Failure> {
+fn refuse_what_a_check_never_uses(dialect: Program, spec: &ImageSpec) -> Result<(), Failure> {
     let OpenOptions { slice_size, data_file, zero_policy, .. } = &spec.options;
     let unused = [
         (slice_size.is_some(), "a slice size"),
         (data_file.is_some(), "a data file"),
         // QEMU takes it, and looks for nothing in it either.
-        (describes_backing(&spec.options) && !program::called().is_qemu(), "a backing file"),
+        (describes_backing(&spec.options) && !dialect.is_qemu(), "a backing file"),
         (*zero_policy != ZeroPolicy::Auto, "a zero policy"),
     ];
     match unused.iter().find(|(given, _)| *given) {
@@ -151,7 +155,7 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     let opened =
         spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe_by(worker, &file, spec.options.probe))).map_err(|error| {
-        let failure = spec.failure(&error);
+        let failure = spec.failure(session.context(), &error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }
     })
 }

@@ -1,6 +1,7 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ForceShare, ImageSpec, backing_key_remedy};
@@ -8,16 +9,16 @@ use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{backing_argument, image_path, opener};
+use crate::remote_names::{backing_argument, opener};
 use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
 use crate::session::Session;
-use crate::values::{OutputFormat, ReferenceRule, caches, formats, reference_argument};
+use crate::values::{NamedFormat, OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
-use zebu::{CacheMode, ErrorKind, Format, Keys, OpenOptions};
+use zebu::{CacheMode, ErrorKind, Keys, OpenOptions};
 
 /// Bytes of a cluster that direct writes suit.
 const DEFAULT_CLUSTER: u64 = 64 << 10;
@@ -35,7 +36,7 @@ pub(crate) struct CloneArgs {
 
     /// Format of the source [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of both files [default: none where their file systems can, else writeback without pages that stay]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
@@ -105,9 +106,10 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
-    args.network.apply();
-    let source = image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
+pub(crate) fn run(args: &CloneArgs, context: &Context) -> Result<u8, Failure> {
+    args.network.apply(&context.disks);
+    let source =
+        context.image_path(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     let given =
         backing_argument(&args.source).map_err(|reason| Failure::opening_name(&args.source, &reason))?;
     if given.is_some() && args.mode == Mode::Reflink {
@@ -121,19 +123,19 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
             Mode::Reflink => CloneMode::Reflink,
             Mode::Overlay => CloneMode::Overlay,
         })
-        .format(args.format)
+        .format(args.format.as_ref().map(|named| named.format))
         .cache(args.cache.unwrap_or_default())
-        .refs(allowed_references(&args.allow_refs)?)
-        .remote(opener(&args.allow_refs)?)
+        .refs(allowed_references(context.dialect, &args.allow_refs)?)
+        .remote(opener(context, &args.allow_refs)?)
         .backing_name(given.clone())
-        .keys(keys(args)?);
+        .keys(keys(args, context)?);
     if args.target.symlink_metadata().is_ok() {
         return Err(Failure::new(format!(
             "'{}' exists already: remove it first, or give another name",
             args.target.display()
         )));
     }
-    let session = Session::start(&args.engine, None)?;
+    let session = Session::start(context, &args.engine, None)?;
     let cleaned_up = if args.cache.is_none() && given.is_none() {
         go_past_cache(args, &source, &session, &mut options)
     } else {
@@ -149,11 +151,11 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
         let no_reflink = args.mode == Mode::Reflink && error.kind() == ErrorKind::Unsupported;
         if error.image() == Some(&source) && !no_reflink {
             match source_key_remedy(&error) {
-                Some(remedy) => Failure::opening_with_remedy(&source, &error, remedy),
-                None => Failure::opening(&source, &error),
+                Some(remedy) => Failure::opening_with_remedy(context, &source, &error, remedy),
+                None => Failure::opening(context, &source, &error),
             }
-        } else if let Some(remedy) = backing_key_remedy(&error) {
-            Failure::opening_with_remedy(&source, &error, remedy)
+        } else if let Some(remedy) = backing_key_remedy(context.dialect, &error) {
+            Failure::opening_with_remedy(context, &source, &error, remedy)
         } else {
             Failure::during(&format!("Could not clone '{}'", source.display()), &error)
         }
@@ -165,16 +167,16 @@ pub(crate) fn run(args: &CloneArgs) -> Result<u8, Failure> {
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => human_text(args, &report),
-            OutputFormat::Json => json::to_text(&json_report(args, report))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(args, report))?,
         })?;
     }
     Ok(0)
 }
 
 /// The passphrases of an encrypted source, and of what it stands on.
-fn keys(args: &CloneArgs) -> Result<Keys, Failure> {
-    let secrets = args.secrets.read(Sources::All)?;
-    let mut keys = args.costs.keys(&secrets);
+fn keys(args: &CloneArgs, context: &Context) -> Result<Keys, Failure> {
+    let secrets = args.secrets.read(&context.disks, Sources::All)?;
+    let mut keys = args.costs.keys(context.dialect, &secrets);
     if let Some(id) = &args.key_secret {
         keys = keys.with(0, secrets.get(id).map_err(Failure::new)?);
     }
@@ -198,7 +200,7 @@ fn go_past_cache(
     let mut spec = ImageSpec {
         path: source.to_owned(),
         options: OpenOptions::default()
-            .format(args.format)
+            .format(args.format.as_ref().map(|named| named.format))
             .refs(options.refs.clone())
             .keys(options.keys.clone()),
         aio: None,
@@ -216,8 +218,8 @@ fn go_past_cache(
     let source = DefaultCacheMode::unless_asked(None, CacheMode::default(), session, &mut spec)?;
     let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
     if args.engine.verbose {
-        source.tell("the source");
-        stderr::tell(&format!("writes to the target: {target}"));
+        source.tell(session.dialect(), "the source");
+        stderr::tell(session.dialect(), &format!("writes to the target: {target}"));
     }
     if source.mode == CacheMode::None && target == UnaskedWrites::Direct {
         options.cache = CacheMode::None;

@@ -1,18 +1,18 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::stdout;
-use crate::program;
-use crate::remote_names::image_path;
 use crate::session::Session;
-use crate::values::{Rate, caches, formats, rate_argument};
+use crate::values::{NamedFormat, Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
-use zebu::{Access, BaseName, CacheMode, ErrorKind, Format};
+use zebu::{Access, BaseName, CacheMode, ErrorKind};
 
 /// Arguments of `zebu commit`.
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) struct CommitArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the images [default: none where their file systems can, else writeback without pages that stay]
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
@@ -60,10 +60,10 @@ pub(crate) struct CommitArgs {
 }
 
 /// A commit that failed, under QEMU's name in the words of its job.
-fn not_committed(path: &Path, error: &zebu::Error) -> Failure {
-    let is_qemu = program::called().is_qemu();
+fn not_committed(context: &Context, path: &Path, error: &zebu::Error) -> Failure {
+    let is_qemu = context.dialect.is_qemu();
     match error.kind() {
-        _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(path, error),
+        _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(context, path, error),
         ErrorKind::Io | ErrorKind::NoSpace if is_qemu => {
             Failure::new(format!("Block job failed: {}", errno_text(error.errno())))
         }
@@ -78,25 +78,30 @@ fn is_of_opening(errno: i32) -> bool {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
-    let mut spec =
-        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
-    let mut session = Session::start(&args.engine, spec.aio)?;
+pub(crate) fn run(args: &CommitArgs, context: &Context) -> Result<u8, Failure> {
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        args.cache.unwrap_or_default(),
+        Access::ReadWrite,
+    )?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let unasked = DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec);
     if let Some(unasked) = &unasked {
         session.read_uncached();
         if args.engine.verbose {
-            unasked.tell("the images");
+            unasked.tell(context.dialect, "the images");
         }
     }
     let base = args
         .base
         .as_deref()
-        .map(|base| image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
+        .map(|base| context.image_path(base).map_err(|reason| Failure::opening_name(base, &reason)));
     let mut watch = Watch::start(args.progress.mode(args.quiet))?;
     let mut options = CommitOptions::default()
         .base(base.transpose()?)
-        .base_name(if program::called().is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
+        .base_name(if context.dialect.is_qemu() { BaseName::FromImage } else { BaseName::FromEither })
         .after(if args.drop || args.base.is_some() { AfterCommit::Keep } else { AfterCommit::Empty })
         .workers(usize::from(args.workers))
         .worker_config(session.config().clone())
@@ -108,7 +113,7 @@ pub(crate) fn run(args: &CommitArgs) -> Result<u8, Failure> {
     if let Some(unasked) = unasked {
         unasked.clean_up();
     }
-    result.map_err(|error| not_committed(&spec.path, &error))?;
+    result.map_err(|error| not_committed(context, &spec.path, &error))?;
     if !args.quiet {
         stdout::print("Image committed.\n")?;
     }

@@ -1,19 +1,21 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::InspectArgs;
-use crate::failure::{Failure, FailureKind, errno_text};
+use crate::context::Context;
+use crate::errno_text::errno_text;
+use crate::failure::{Failure, FailureKind};
 use crate::image_spec::ImageSpec;
 use crate::output::{json, stderr, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
-use crate::values::{OutputFormat, caches, formats};
+use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use zebu::jobs::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
 };
-use zebu::{Access, CacheMode, ErrorKind, Format};
+use zebu::{Access, CacheMode, ErrorKind};
 
 /// The images differ.
 const EXIT_DIFFERENT: u8 = 1;
@@ -36,11 +38,11 @@ pub(crate) struct CompareArgs {
 
     /// Format of the first image [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    a_format: Option<Format>,
+    a_format: Option<NamedFormat>,
 
     /// Format of the second image [default: probed]
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    b_format: Option<Format>,
+    b_format: Option<NamedFormat>,
 
     /// Sizes and allocated ranges must be equal too
     #[arg(short, long)]
@@ -79,16 +81,17 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
-    let resolve = |name, format| {
-        args.inspect.image.resolve(name, format, args.cache, Access::ReadOnly).map_err(
-            |failure| match failure.kind {
+pub(crate) fn run(args: &CompareArgs, context: &Context) -> Result<u8, Failure> {
+    let resolve = |name, format: Option<&NamedFormat>| {
+        args.inspect.image.resolve(context, name, format, args.cache, Access::ReadOnly).map_err(|failure| {
+            match failure.kind {
                 FailureKind::Runtime => failure.with_exit(EXIT_OPEN),
                 FailureKind::Usage | FailureKind::Option => failure,
-            },
-        )
+            }
+        })
     };
-    let mut specs = [resolve(&args.first, args.a_format)?, resolve(&args.second, args.b_format)?];
+    let mut specs =
+        [resolve(&args.first, args.a_format.as_ref())?, resolve(&args.second, args.b_format.as_ref())?];
     if !args.inspect.image.image_opts {
         specs[1].called_raw = "-F raw";
     }
@@ -100,7 +103,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     {
         return Err(Failure::usage("both images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let session = Session::start(&args.inspect.engine, specs[0].aio.or(specs[1].aio))?;
+    let session = Session::start(context, &args.inspect.engine, specs[0].aio.or(specs[1].aio))?;
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let open = |index: usize| session.open(&specs[index]).map_err(|failure| failure.with_exit(EXIT_OPEN));
     let (first, second) = (open(0)?, open(1)?);
@@ -115,15 +118,15 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
     }
     let sizes = [first.virtual_size(), second.virtual_size()];
     let report = match result {
-        Err(error) if error.stage == CompareStage::Read && program::called().is_qemu() => {
-            return tell_as_qemu(&error, &specs, sizes, args.quiet);
+        Err(error) if error.stage == CompareStage::Read && context.dialect.is_qemu() => {
+            return tell_as_qemu(context.dialect, &error, &specs, sizes, args.quiet);
         }
         result => result.map_err(|error| failure(&error))?,
     };
     if !args.quiet {
         stdout::print(&match args.inspect.output {
             OutputFormat::Human => human_text(&report),
-            OutputFormat::Json => json::to_text(&json_report(&report))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(&report))?,
         })?;
     }
     Ok(if report.result == Comparison::Identical { 0 } else { EXIT_DIFFERENT })
@@ -131,6 +134,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8, Failure> {
 
 /// Tells of a read that failed in the words of qemu-img, which then tells of sizes that differ, if it came so far.
 fn tell_as_qemu(
+    dialect: Program,
     error: &CompareError,
     specs: &[ImageSpec; 2],
     sizes: [u64; 2],
@@ -143,7 +147,7 @@ fn tell_as_qemu(
         name.display(),
         errno_text(error.error.errno())
     ));
-    stderr::warn(failure.text(None).trim_end());
+    stderr::warn(failure.text(dialect, None).trim_end());
     if sizes[0] != sizes[1] && offset >= sizes[0].min(sizes[1]) && !quiet {
         stdout::print("Warning: Image size mismatch!\n")?;
     }

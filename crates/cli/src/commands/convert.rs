@@ -9,22 +9,22 @@ mod written_once;
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::local_name::local_path;
 use crate::misnamed::warn_of_raw;
-use crate::named_disks::allow_streams;
-use crate::named_disks::is_remote;
 use crate::output::{json, stderr, stdout};
 use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::program;
+use crate::program::Program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::remote_disk::RemoteName;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::secrets::Sources;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
@@ -32,7 +32,9 @@ use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable;
-use crate::values::{Aio, OutputFormat, Rate, caches, formats, rate_argument, target_formats};
+use crate::values::{
+    Aio, NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats,
+};
 use crate::watch::{ProgressArg, Watch};
 use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
@@ -61,11 +63,11 @@ pub(crate) struct ConvertArgs {
 
     /// Format of the sources [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    source_format: Option<Format>,
+    source_format: Option<NamedFormat>,
 
     /// Format of the target [default: raw]
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
-    target_format: Option<Format>,
+    target_format: Option<NamedFormat>,
 
     /// Options of the new image, as key=value,... (-o help lists them)
     #[arg(short = 'o', long, value_name = "OPTIONS")]
@@ -89,7 +91,7 @@ pub(crate) struct ConvertArgs {
 
     /// Format of the backing file of the target
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Write into a target that exists; everything in it is overwritten
     #[arg(short = 'n', long)]
@@ -123,7 +125,7 @@ pub(crate) struct ConvertArgs {
     copy_range_offloading: bool,
 
     /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = parallel_argument)]
+    #[arg(short = 'm', long, value_name = "NUM", value_parser = pieces())]
     parallel: Option<u16>,
 
     /// Threads that copy
@@ -208,9 +210,13 @@ fn sparse_argument(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn parallel_argument(text: &str) -> Result<u16, String> {
-    let most = if program::called().is_qemu() { 16 } else { 256 };
-    let what = if program::called().is_qemu() { "number of coroutines" } else { "number of pieces" };
+fn pieces() -> Words<u16> {
+    Words::unlisted(parallel_argument)
+}
+
+fn parallel_argument(dialect: Program, text: &str) -> Result<u16, String> {
+    let most = if dialect.is_qemu() { 16 } else { 256 };
+    let what = if dialect.is_qemu() { "number of coroutines" } else { "number of pieces" };
     match text.parse() {
         Ok(number) if (1..=most).contains(&number) => Ok(number),
         Ok(_) => Err(format!("Invalid {what} specified. Must be between 1 and {most}.")),
@@ -227,10 +233,10 @@ fn buffer_argument(text: &str) -> Result<usize, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
-    option_lists::check(&args.target_options)?;
+pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> {
+    option_lists::check(context.dialect, &args.target_options)?;
     let of_file = if args.files.is_empty() { FileOptions::NotKnown } else { FileOptions::Listed };
-    let opts = CreateOpts::parse(&args.target_options, args.target_format(), of_file);
+    let opts = CreateOpts::parse(context.dialect, &args.target_options, args.target_format(), of_file);
     let opts = match opts.map_err(Failure::new)? {
         ParsedOpts::Help(text) => {
             stdout::print(&text)?;
@@ -238,7 +244,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
         }
         ParsedOpts::Use(opts) => opts,
     };
-    let opts = if program::called().is_qemu() { as_qemu(args, opts)? } else { opts };
+    let opts = if context.dialect.is_qemu() { as_qemu(args, opts)? } else { opts };
     if !args.compress
         && let Some(option) = args.compression.given()
     {
@@ -262,25 +268,39 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     let Some((target, sources)) = args.files.split_last().filter(|(_, sources)| !sources.is_empty()) else {
         return Err(Failure::usage("Must specify image file name: at least one source, and the target"));
     };
-    if args.target_format.is_none() && !args.target_image_opts && !args.dry_run && !pipe::is_pipe(target) {
+    if let Some(named) = args.target_format.as_ref().filter(|_| !args.no_create) {
+        named.check_new(target).map_err(Failure::new)?;
+    }
+    if args.target_format.is_none()
+        && !args.target_image_opts
+        && !args.dry_run
+        && !pipe::is_pipe(context.dialect, target)
+    {
         refuse_plain_text(Path::new(target))?;
     }
-    let spool =
-        if sources.iter().any(|source| pipe::is_pipe(source)) { Some(pipe::Spool::new()?) } else { None };
+    let spool = if sources.iter().any(|source| pipe::is_pipe(context.dialect, source)) {
+        Some(pipe::Spool::new()?)
+    } else {
+        None
+    };
     let spooled = spool.as_ref().map(pipe::Spool::path);
-    let sources = pipe::with_spooled(sources, spooled.as_deref())?;
-    let specs = source_specs(args, &sources)?;
-    allow_streams();
+    let sources = pipe::with_spooled(context.dialect, sources, spooled.as_deref())?;
+    let specs = source_specs(args, context, &sources)?;
+    context.disks.names.allow_streams();
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
     }
-    let mut session = Session::start(&args.engine, engines.first().copied())?;
+    let mut session = Session::start(context, &args.engine, engines.first().copied())?;
     if args.source_cache.is_none() {
         session.read_uncached();
     }
     // Where the image goes to standard output, nothing else does.
-    let beside = if pipe::is_pipe(target) { OutputFormat::Json } else { args.output.unwrap_or_default() };
+    let beside = if pipe::is_pipe(context.dialect, target) {
+        OutputFormat::Json
+    } else {
+        args.output.unwrap_or_default()
+    };
     let mut watch = Watch::start(args.progress.beside(beside).mode(args.quiet))?;
     if let Some(spool) = &spool {
         spool.fill(&watch, args.packed.most_of_disk())?;
@@ -290,7 +310,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<u8, Failure> {
     }
     let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
     let Err(failure) = first else { return first };
-    match packed::unpacking_of(&specs) {
+    match packed::unpacking_of(&context.disks, &specs) {
         Unpacking::Sound => Err(failure),
         Unpacking::Failed(failure) => Err(failure),
         Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
@@ -307,12 +327,13 @@ fn copy_sources(
     target: &OsStr,
     pass: Pass,
 ) -> Result<u8, Failure> {
-    let written = written_files(args, opts, target);
+    let dialect = session.dialect();
+    let written = written_files(args, opts, session.context(), target);
     let written: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
         let reader = || packed_reader(args, opts, session, target, pass);
-        let prepared = packed::prepare(&args.packed, spec, &written, reader, watch)?;
+        let prepared = packed::prepare(session.context(), &args.packed, spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
         match args.source_cache {
@@ -331,12 +352,12 @@ fn copy_sources(
         return told.map(|()| 0);
     }
     let skipped = skipped_bitmaps(args, &images);
-    if program::called().is_qemu()
+    if dialect.is_qemu()
         && args.bitmaps
         && !args.skip_broken_bitmaps
         && let Some(broken) = broken_bitmaps(&images).first()
     {
-        stderr::tell(&format!("Cannot copy inconsistent bitmap '{broken}'"));
+        stderr::tell(dialect, &format!("Cannot copy inconsistent bitmap '{broken}'"));
         stderr::warn("Try --skip-broken-bitmaps, or use 'qemu-img bitmap --remove' to delete it");
         for image in &images {
             session.close(image, Access::ReadOnly)?;
@@ -349,15 +370,24 @@ fn copy_sources(
     }
     let report = report?;
     for name in &skipped {
-        stderr::tell(&format!("warning: Skipping inconsistent bitmap '{name}'"));
+        stderr::tell(dialect, &format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
-    unreadable::tell(&report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    unreadable::tell(dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     warn_of_lost(report.lost_logical_sector, target);
-    if args.target_format.is_none() && !args.no_create && !args.target_image_opts && !pipe::is_pipe(target) {
-        warn_of_raw(Path::new(target));
+    if args.target_format.is_none()
+        && !args.no_create
+        && !args.target_image_opts
+        && !pipe::is_pipe(dialect, target)
+    {
+        warn_of_raw(dialect, Path::new(target));
     }
     match args.output {
-        Some(OutputFormat::Json) => stdout::print(&json::to_text(&json_report(&report, skipped))?)?,
+        Some(OutputFormat::Json) => {
+            stdout::print(&json::to_text(
+                dialect,
+                &json_report(&session.context().disks, &report, skipped),
+            )?)?;
+        }
         Some(OutputFormat::Human) if !args.quiet => stdout::print(&human_text(&report))?,
         _ => {}
     }
@@ -365,9 +395,10 @@ fn copy_sources(
 }
 
 /// The local files that the target will have, that of the image first.
-fn written_files(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Vec<PathBuf> {
+fn written_files(args: &ConvertArgs, opts: &CreateOpts, context: &Context, target: &OsStr) -> Vec<PathBuf> {
     // What is wrong with the options is told when the target is opened.
-    let described = args.target_image_opts.then(|| existing_target(args, opts, target).ok()).flatten();
+    let described =
+        args.target_image_opts.then(|| existing_target(args, opts, context, target).ok()).flatten();
     let image = described.map(|spec| spec.path).or_else(|| local_path(target).ok());
     let data_file = opts
         .data_file
@@ -390,7 +421,7 @@ fn broken_bitmaps(images: &[Image]) -> Vec<String> {
 impl ConvertArgs {
     /// The format of the target, asked for or not.
     fn target_format(&self) -> Format {
-        self.target_format.unwrap_or(Format::Raw)
+        self.target_format.as_ref().map_or(Format::Raw, |named| named.format)
     }
 }
 
@@ -426,7 +457,11 @@ fn check_offloading(args: &ConvertArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpec>, Failure> {
+fn source_specs(
+    args: &ConvertArgs,
+    context: &Context,
+    sources: &[OsString],
+) -> Result<Vec<ImageSpec>, Failure> {
     let snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
     if snapshot.is_some() && sources.len() > 1 {
         return Err(Failure::usage("No support for concatenating multiple snapshot"));
@@ -435,8 +470,9 @@ fn source_specs(args: &ConvertArgs, sources: &[OsString]) -> Result<Vec<ImageSpe
         .iter()
         .map(|source| {
             let mut spec = args.image.resolve(
+                context,
                 source,
-                args.source_format,
+                args.source_format.as_ref(),
                 args.source_cache.unwrap_or_default(),
                 Access::ReadOnly,
             )?;
@@ -456,6 +492,7 @@ fn convert_to(
     target: &OsStr,
     packed: &PackedSources,
 ) -> Result<ConvertReport, Failure> {
+    let dialect = session.dialect();
     let mut options = ConvertOptions::default()
         .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
         .source_end(packed.end.clone())
@@ -482,15 +519,15 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
-    if pipe::is_pipe(target) {
-        let way = pipe::way(args, opts)?;
+    if pipe::is_pipe(dialect, target) {
+        let way = pipe::way(dialect, args, opts)?;
         if way != pipe::Way::Spooled {
             let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
             watch.finish();
             return report;
         }
         let spool = pipe::Spool::new()?;
-        let place = spool.target()?;
+        let place = spool.target(session.context())?;
         let report = convert_to(args, opts, session, watch, images, place.as_os_str(), packed)?;
         return spool.copy_out(session, watch).map(|()| report);
     }
@@ -500,9 +537,9 @@ fn convert_to(
         return report;
     }
     let worker = session.worker();
-    let is_there = args.no_create || is_raw_on_server(args, opts, target)?;
+    let is_there = args.no_create || is_raw_on_server(args, opts, session.context(), target)?;
     let result = if is_there {
-        let mut spec = existing_target(args, opts, target)?;
+        let mut spec = existing_target(args, opts, session.context(), target)?;
         let unasked =
             DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
         if let Some(unasked) = &unasked {
@@ -510,7 +547,7 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                unasked.tell("the target");
+                unasked.tell(dialect, "the target");
             }
         }
         let content = match packed.pass {
@@ -533,11 +570,17 @@ fn convert_to(
         }
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
     } else {
+        let disks = &session.context().disks;
         let mut target = new_target(args, opts, session, target)?;
         let unasked =
-            args.target_cache.is_none().then_some(()).filter(|()| !is_remote(&target.path)).map(|()| {
-                UnaskedWrites::of(&target.path, opts.create_options(args.target_format()).cluster_size)
-            });
+            args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
+                |()| {
+                    UnaskedWrites::of(
+                        &target.path,
+                        opts.create_options(dialect, args.target_format()).cluster_size,
+                    )
+                },
+            );
         if let Some(unasked) = unasked {
             unasked.apply(&mut target);
             // What is packed is written in order whatever the number of requests, which read and pack.
@@ -547,7 +590,7 @@ fn convert_to(
                 options.requests = 1;
             }
             if args.engine.verbose {
-                stderr::tell(&format!("writes to the target: {unasked}"));
+                stderr::tell(dialect, &format!("writes to the target: {unasked}"));
             }
         }
         let (path, data_file) = (target.path.clone(), target.open.data_file.clone());
@@ -564,7 +607,12 @@ fn convert_to(
         Some(image) if image != file && images.iter().any(|source| source.path() == image) => {
             Failure::during("error while reading the source", &error)
         }
-        _ => Failure::during_on(&format!("error while converting to '{}'", target.display()), file, &error),
+        _ => Failure::during_on(
+            session.context(),
+            &format!("error while converting to '{}'", target.display()),
+            file,
+            &error,
+        ),
     })
 }
 
@@ -576,11 +624,12 @@ fn packed_reader(
     target: &OsStr,
     pass: Pass,
 ) -> Result<Reader, Failure> {
+    let dialect = session.dialect();
     if args.dry_run {
         return Ok(Reader { order: Order::Any, target_size: None });
     }
-    let is_stored = pipe::is_pipe(target) || store_name(target)?.is_some();
-    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, target)?);
+    let is_stored = pipe::is_pipe(dialect, target) || store_name(target)?.is_some();
+    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, session.context(), target)?);
     let target_size = match opts.size {
         _ if is_stored => opts.size,
         _ if exists => Some(size_of_existing(args, opts, session, target)?),
@@ -589,7 +638,10 @@ fn packed_reader(
     };
     let order = if pass == Pass::Again || args.salvage || args.source_snapshot.is_some() {
         Order::Any
-    } else if args.files.len() == 2 && !is_stored && takes_open_end(args, opts, target, exists)? {
+    } else if args.files.len() == 2
+        && !is_stored
+        && takes_open_end(args, opts, session.context(), target, exists)?
+    {
         Order::OpenEnded
     } else {
         Order::Once
@@ -601,22 +653,23 @@ fn packed_reader(
 fn takes_open_end(
     args: &ConvertArgs,
     opts: &CreateOpts,
+    context: &Context,
     target: &OsStr,
     exists: bool,
 ) -> Result<bool, Failure> {
     if exists {
         return Ok(!args.compress);
     }
-    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
     let format = args.target_format();
-    if is_remote(&path)
+    if context.disks.names.is_remote(&path)
         || opts.data_file.is_some()
         || opts.preallocation.is_some_and(|mode| mode != Preallocation::Off)
     {
         return Ok(false);
     }
     // The first table of a qcow2 image is made for the largest disk. In one cluster, it is no larger than that of a small one.
-    let cluster = opts.create_options(format).cluster_size;
+    let cluster = opts.create_options(context.dialect, format).cluster_size;
     let most = cluster.saturating_pow(3) / 128;
     Ok(format == Format::Raw || format == Format::Qcow2 && args.packed.most_of_disk() <= most)
 }
@@ -627,35 +680,54 @@ fn size_of_existing(
     session: &Session,
     target: &OsStr,
 ) -> Result<u64, Failure> {
-    let mut spec = existing_target(args, opts, target)?;
+    let mut spec = existing_target(args, opts, session.context(), target)?;
     spec.options.access = Access::ReadOnly;
     session.with_image(&spec, |image| Ok(image.virtual_size()))
 }
 
 /// Whether the target is all of a disk on a server, which need not be made.
-fn is_raw_on_server(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<bool, Failure> {
+fn is_raw_on_server(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    context: &Context,
+    target: &OsStr,
+) -> Result<bool, Failure> {
     // An image of RBD is made.
     if !target.to_str().is_some_and(|name| RemoteName::is_name(name) && !RbdName::is_name(name)) {
         return Ok(false);
     }
-    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    Ok(is_remote(&path) && args.target_format() == Format::Raw && *opts == CreateOpts::default())
+    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    Ok(context.disks.names.is_remote(&path)
+        && args.target_format() == Format::Raw
+        && *opts == CreateOpts::default())
 }
 
 /// How a target is opened that exists.
-fn existing_target(args: &ConvertArgs, opts: &CreateOpts, target: &OsStr) -> Result<ImageSpec, Failure> {
+fn existing_target(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    context: &Context,
+    target: &OsStr,
+) -> Result<ImageSpec, Failure> {
     if *opts != CreateOpts::default() {
         return Err(Failure::usage("-o can't be used with -n: the target exists, it is not made"));
     }
-    if args.backing_format.is_some() && !program::called().is_qemu() {
+    if args.backing_format.is_some() && !context.dialect.is_qemu() {
         return Err(Failure::usage(
             "-F can't be used with -n: the target names the format of its backing file",
         ));
     }
     let image = ImageArgs { image_opts: args.target_image_opts, ..args.image.clone() };
-    let format = (!args.target_image_opts).then_some(args.target_format());
-    let mut spec =
-        image.resolve(target, format, args.target_cache.unwrap_or(CacheMode::Unsafe), Access::ReadWrite)?;
+    let raw = Format::Raw.into();
+    let format = args.target_format.as_ref().unwrap_or(&raw);
+    let format = (!args.target_image_opts).then_some(format);
+    let mut spec = image.resolve(
+        context,
+        target,
+        format,
+        args.target_cache.unwrap_or(CacheMode::Unsafe),
+        Access::ReadWrite,
+    )?;
     spec.options.compress = args.compression.options();
     spec.options.keys = args.backing_keys.over(spec.options.keys, 1, &spec.secrets)?;
     if spec.aio.is_some() || spec.discard.is_some() {
@@ -671,9 +743,15 @@ fn new_target(
     session: &Session,
     target: &OsStr,
 ) -> Result<NewTarget, Failure> {
-    let target = &new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    let secrets = args.image.secrets.read(Sources::All)?;
-    let mut create = opts.create_options_with(args.target_format(), Some(&secrets)).map_err(Failure::new)?;
+    let dialect = session.dialect();
+    let disks = &session.context().disks;
+    let target = &session
+        .context()
+        .new_image_path(target)
+        .map_err(|reason| Failure::creating_name(target, &reason))?;
+    let secrets = args.image.secrets.read(disks, Sources::All)?;
+    let mut create =
+        opts.create_options_with(dialect, args.target_format(), Some(&secrets)).map_err(Failure::new)?;
     if args.compress && create.encryption.is_some() {
         return Err(Failure::new("Compression and encryption not supported at the same time"));
     }
@@ -681,25 +759,27 @@ fn new_target(
         encryption.costs = args.image.costs.bounds();
     }
     create.cache = args.target_cache.unwrap_or(CacheMode::Unsafe);
-    if is_remote(target) && create.data_file.is_some() {
+    if disks.names.is_remote(target) && create.data_file.is_some() {
         return Err(Failure::creating_name(
             target.as_os_str(),
             "an image on a server can't have an external data file",
         ));
     }
-    create.remote = given_only();
+    create.remote = given_only(session.context());
     let spec = args.image.clone();
     let mut open = ImageArgs { image_opts: false, ..spec }
         .resolve(
+            session.context(),
             target.as_os_str(),
-            Some(args.target_format()),
+            Some(&args.target_format().into()),
             args.target_cache.unwrap_or(CacheMode::Unsafe),
             Access::ReadWrite,
         )?
         .options;
     let backing = backing::join(
+        session.context(),
         args.backing.as_deref(),
-        args.backing_format,
+        args.backing_format.as_ref(),
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
         CheckName::AnyPlace,
@@ -714,13 +794,14 @@ fn new_target(
         }
         let format = backing::required_format(session, target, &backing)?;
         // The user gave this name, so it may be opened wherever it is; what that file names in turn may not.
-        let path = backing::resolve_given(target, &backing.name)?;
-        if program::called().is_qemu() && !is_remote(&path) {
+        let path = backing::resolve_given(session.context(), target, &backing.name)?;
+        if dialect.is_qemu() && !disks.names.is_remote(&path) {
             check_backing(target, &path)?;
         }
         create.refs = open.refs.clone();
         open.keys = args.backing_keys.over(open.keys, 1, &secrets)?;
-        open.backing = Some((if is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
+        open.backing =
+            Some((if disks.names.is_remote(&path) { path } else { absolute(&path)? }, Some(format)));
         create.backing = Some((backing.name, format));
     }
     if let Some(name) = &create.data_file {

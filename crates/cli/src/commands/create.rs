@@ -2,20 +2,19 @@
 
 use crate::arguments::{CostsArgs, EngineArgs};
 use crate::backing::{self, CheckName};
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
 use crate::misnamed::warn_of_raw;
-use crate::named_disks::is_remote;
 use crate::output::stdout;
-use crate::program;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::reference_defaults::allowed_references;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::secrets::{SecretArgs, Sources};
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::{ReferenceRule, formats, reference_argument, target_formats};
+use crate::values::{NamedFormat, ReferenceRule, formats, reference_argument, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -33,7 +32,7 @@ pub(crate) struct CreateArgs {
 
     /// Format of the image [default: raw]
     #[arg(short, long, value_name = "FMT", value_parser = target_formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Options of the format, as key=value,... (-o help lists them)
     #[arg(short, long, value_name = "OPTIONS")]
@@ -45,7 +44,7 @@ pub(crate) struct CreateArgs {
 
     /// Format of the backing file
     #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<Format>,
+    backing_format: Option<NamedFormat>,
 
     /// Do not look at the backing file; it need not exist, and SIZE must be given
     #[arg(short = 'u', long)]
@@ -74,30 +73,32 @@ pub(crate) struct CreateArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
-    option_lists::check(&args.options)?;
+pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
+    option_lists::check(context.dialect, &args.options)?;
     let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
     let filename = args.filename.clone().unwrap_or_default();
     let fail = |reason: String| Failure::new(format!("{}: {reason}", filename.display()));
-    let opts = match CreateOpts::parse(&args.options, args.format(), of_file).map_err(fail)? {
-        ParsedOpts::Help(text) => {
-            stdout::print(&text)?;
-            return Ok(0);
-        }
-        ParsedOpts::Use(opts) => opts,
-    };
+    let opts =
+        match CreateOpts::parse(context.dialect, &args.options, args.format(), of_file).map_err(fail)? {
+            ParsedOpts::Help(text) => {
+                stdout::print(&text)?;
+                return Ok(0);
+            }
+            ParsedOpts::Use(opts) => opts,
+        };
     if args.filename.is_none() {
         return Err(Failure::usage("Expecting image file name"));
     }
-    let path = new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
-    let session = Session::start(&args.engine, None)?;
+    let path =
+        context.new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
+    let session = Session::start(context, &args.engine, None)?;
     let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
         stdout::print(&format!("{}\n", opts.formatting_line(&filename.to_string_lossy(), &create)))?;
     }
     make(&session, &path, &create, args.progress.mode(args.quiet))?;
     if args.format.is_none() {
-        warn_of_raw(&path);
+        warn_of_raw(context.dialect, &path);
     }
     Ok(0)
 }
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<u8, Failure> {
 impl CreateArgs {
     /// The format of the image, asked for or not.
     fn format(&self) -> Format {
-        self.format.unwrap_or(Format::Raw)
+        self.format.as_ref().map_or(Format::Raw, |named| named.format)
     }
 }
 
@@ -117,9 +118,10 @@ fn create_options(
     filename: &OsStr,
     path: &Path,
 ) -> Result<CreateOptions, Failure> {
-    let secrets = args.secrets.read(Sources::All)?;
+    let disks = &session.context().disks;
+    let secrets = args.secrets.read(disks, Sources::All)?;
     let mut create = opts
-        .create_options_with(args.format(), Some(&secrets))
+        .create_options_with(session.dialect(), args.format(), Some(&secrets))
         .map_err(|reason| Failure::new(format!("{}: {reason}", filename.display())))?;
     if let Some(encryption) = &mut create.encryption {
         encryption.costs = args.costs.bounds();
@@ -129,7 +131,7 @@ fn create_options(
         .as_deref()
         .map(|text| {
             let number = match text.strip_prefix('+') {
-                Some(number) if program::called().is_qemu() => number,
+                Some(number) if session.dialect().is_qemu() => number,
                 _ => text,
             };
             parse_size(number)
@@ -143,17 +145,18 @@ fn create_options(
         )));
     }
     create.size = given.or(opts.size);
-    if is_remote(path) && create.data_file.is_some() {
+    if disks.names.is_remote(path) && create.data_file.is_some() {
         return Err(Failure::creating_name(
             filename,
             "an image on a server can't have an external data file",
         ));
     }
-    create.remote = given_only();
-    create.refs = allowed_references(&args.allow_refs)?;
+    create.remote = given_only(session.context());
+    create.refs = allowed_references(session.dialect(), &args.allow_refs)?;
     let backing = backing::join(
+        session.context(),
         args.backing.as_deref(),
-        args.backing_format,
+        args.backing_format.as_ref(),
         opts.backing_file.as_deref(),
         opts.backing_format.as_deref(),
         if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace },
@@ -167,13 +170,13 @@ fn create_options(
             )));
         }
         let format = backing::required_format(session, path, &backing)?;
-        let found = backing::resolve_given(path, &backing.name);
+        let found = backing::resolve_given(session.context(), path, &backing.name);
         if !args.backing_unsafe {
             let size = backing::virtual_size(session, found.as_deref().map_err(Failure::clone)?, format)?;
             create.size = create.size.or(Some(size));
         }
-        if create.encryption.is_none() && !program::called().is_qemu() {
-            warn_of_plain_overlay(&found?);
+        if create.encryption.is_none() && !session.dialect().is_qemu() {
+            warn_of_plain_overlay(session.dialect(), &found?);
         }
         create.backing = Some((backing.name, format));
     }
@@ -201,7 +204,7 @@ fn make(
     watch.finish();
     match done {
         Some(Err(error)) if error.kind() == ErrorKind::Cancelled => {}
-        Some(created) => return created.map_err(|error| Failure::creating(path, &error)),
+        Some(created) => return created.map_err(|error| Failure::creating(session.context(), path, &error)),
         None => {}
     }
     let data_file = create.data_file.as_deref().map(|name| backing::resolve(path, name));

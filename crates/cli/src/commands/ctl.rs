@@ -2,7 +2,9 @@
 
 use crate::arguments::EngineArgs;
 use crate::backing;
-use crate::failure::{Failure, errno_text};
+use crate::context::Context;
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
 use crate::output::{json, stderr, stdout};
@@ -247,15 +249,16 @@ fn growth_argument(text: &str) -> Result<Growth, String> {
 
 /// A connection to a server.
 struct Server {
+    context: Context,
     stream: BufReader<UnixStream>,
     name: String,
 }
 
 impl Server {
-    fn connect(args: &CtlArgs) -> Result<Self, Failure> {
+    fn connect(args: &CtlArgs, context: &Context) -> Result<Self, Failure> {
         let name = args.socket.display().to_string();
         match UnixStream::connect(&args.socket) {
-            Ok(stream) => Ok(Self { stream: BufReader::new(stream), name }),
+            Ok(stream) => Ok(Self { context: context.clone(), stream: BufReader::new(stream), name }),
             Err(error) => Err(Failure::new(format!("could not connect to '{name}': {error}"))),
         }
     }
@@ -295,16 +298,16 @@ impl Server {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
-    let mut server = Server::connect(args)?;
+pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
+    let mut server = Server::connect(args, context)?;
     match &args.command {
         CtlCommand::Version => {
             let versions = server.ask(Command::Version)?;
-            stdout::print(&json::to_text(&versions)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &versions)?)?;
         }
         CtlCommand::Stats { export } => {
             let stats = server.ask(Command::Stats { export: export.clone() })?;
-            stdout::print(&json::to_text(&stats)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &stats)?)?;
         }
         CtlCommand::Resize { export, size } => {
             let export = export.clone();
@@ -326,7 +329,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         CtlCommand::SnapshotList { export, output } => {
             let list = server.ask(Command::SnapshotList { export: export.clone() })?;
             stdout::print(&match output {
-                OutputFormat::Json => json::to_text(&list["snapshots"])?,
+                OutputFormat::Json => json::to_text(server.context.dialect, &list["snapshots"])?,
                 OutputFormat::Human => snapshot_lines(&list["snapshots"]),
             })?;
         }
@@ -336,7 +339,7 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         CtlCommand::BackupStart(start) => return backup(&mut server, start),
         CtlCommand::BackupQuery { export } => {
             let state = server.ask(Command::BackupQuery { export: export.clone(), backup: None })?;
-            stdout::print(&json::to_text(&state)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
         }
         CtlCommand::BackupCancel { export } => {
             drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
@@ -344,14 +347,14 @@ pub(crate) fn run(args: &CtlArgs) -> Result<u8, Failure> {
         CtlCommand::Hydrate(start) => return hydrate(&mut server, start),
         CtlCommand::HydrateQuery { export } => {
             let state = server.ask(Command::HydrateQuery { export: export.clone() })?;
-            stdout::print(&json::to_text(&state)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
         }
         CtlCommand::HydrateCancel { export } => {
             drop(server.ask(Command::HydrateCancel { export: export.clone() })?);
         }
         CtlCommand::Bitmaps { export } => {
             let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
-            stdout::print(&json::to_text(&bitmaps)?)?;
+            stdout::print(&json::to_text(server.context.dialect, &bitmaps)?)?;
         }
         CtlCommand::BitmapAdd { export, name, granularity } => {
             let (export, name, granularity) = (export.clone(), name.clone(), *granularity);
@@ -429,7 +432,7 @@ struct Previous {
 
 /// Finds the previous backup, which must be an image of a disk that is not larger.
 fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
-    let session = Session::start(&EngineArgs { aio: None, verbose: false }, None)?;
+    let session = Session::start(&server.context, &EngineArgs { aio: None, verbose: false }, None)?;
     let image = backing::opened_chain(&session, previous, Format::Qcow2, &args.allow_refs)?;
     let size = image.virtual_size();
     let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
@@ -483,7 +486,10 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
     drop(file);
     if begun["target-cache"] == "memory" && args.cache.is_none() {
-        stderr::tell(&format!("'{target}' is on a file system in memory: the page cache is its only place"));
+        stderr::tell(
+            server.context.dialect,
+            &format!("'{target}' is on a file system in memory: the page cache is its only place"),
+        );
     }
     let sector = begun["logical-sector-size"].as_u64().and_then(|bytes| u32::try_from(bytes).ok());
     warn_of_lost(sector.and_then(unusual), args.target.as_os_str());

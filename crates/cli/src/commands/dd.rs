@@ -1,18 +1,18 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
-use crate::named_disks::is_remote;
 use crate::output::stderr;
-use crate::program;
-use crate::remote_names::{given_only, new_image_path};
+use crate::program::Program;
+use crate::remote_names::given_only;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use crate::size::parse_size;
-use crate::values::{formats, target_formats};
+use crate::values::{NamedFormat, formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -28,11 +28,11 @@ pub(crate) struct DdArgs {
 
     /// Format of the input [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Format of the output [default: raw]
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
-    output_format: Option<Format>,
+    output_format: Option<NamedFormat>,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -60,7 +60,7 @@ struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    fn parse(operands: &'a [OsString]) -> Result<Self, Failure> {
+    fn parse(dialect: Program, operands: &'a [OsString]) -> Result<Self, Failure> {
         let (mut input, mut output, mut block, mut count, mut skip) = (None, None, 512, None, 0);
         for operand in operands {
             let bytes = operand.as_bytes();
@@ -71,8 +71,8 @@ impl<'a> Operands<'a> {
                 b"if" => input = Some(value),
                 b"of" => output = Some(value),
                 b"bs" => block = number("bs", value, 1, u64::from(i32::MAX.unsigned_abs()))?,
-                b"count" => count = Some(blocks("count", value)?),
-                b"skip" => skip = blocks("skip", value)?,
+                b"count" => count = Some(blocks(dialect, "count", value)?),
+                b"skip" => skip = blocks(dialect, "skip", value)?,
                 _ => return Err(unknown()),
             }
         }
@@ -95,35 +95,45 @@ fn number(name: &str, value: &OsStr, least: u64, most: u64) -> Result<u64, Failu
 }
 
 /// A number of blocks. QEMU's has no suffix.
-fn blocks(name: &str, value: &OsStr) -> Result<u64, Failure> {
+fn blocks(dialect: Program, name: &str, value: &OsStr) -> Result<u64, Failure> {
     let text = value.to_string_lossy();
     let is_number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
         None => text.bytes().all(|byte| byte.is_ascii_digit()),
     };
-    if program::called().is_qemu() && !is_number {
+    if dialect.is_qemu() && !is_number {
         return Err(Failure::usage(format!("Invalid {name} specified: '{text}'.")));
     }
     number(name, value, 0, i64::MAX.unsigned_abs())
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
-    let operands = Operands::parse(&args.operands)?;
-    if args.output_format == Some(Format::Luks) {
+pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
+    let operands = Operands::parse(context.dialect, &args.operands)?;
+    let output_format = args.output_format.as_ref().map(|named| named.format);
+    if output_format == Some(Format::Luks) {
         // QEMU's program has no option for it either.
         return Err(Failure::new(
             "dd takes no key for a new LUKS disk: use convert -O luks -o key-secret=ID",
         ));
     }
-    if args.output_format.is_none() {
+    if let Some(named) = &args.output_format {
+        named.check_new(operands.output).map_err(Failure::new)?;
+    } else {
         refuse_plain_text(Path::new(operands.output))?;
     }
-    let output =
-        new_image_path(operands.output).map_err(|reason| Failure::creating_name(operands.output, &reason))?;
-    let mut spec = args.image.resolve(operands.input, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+    let output = context
+        .new_image_path(operands.output)
+        .map_err(|reason| Failure::creating_name(operands.output, &reason))?;
+    let mut spec = args.image.resolve(
+        context,
+        operands.input,
+        args.format.as_ref(),
+        CacheMode::Writeback,
+        Access::ReadOnly,
+    )?;
     args.force_share.apply(&mut spec);
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     session.read_uncached();
     DefaultCacheMode::for_source(&session, &mut spec);
     let mut watch = Watch::start(args.progress.mode(false))?;
@@ -131,29 +141,33 @@ pub(crate) fn run(args: &DdArgs) -> Result<u8, Failure> {
     let size = source.virtual_size();
     let first = operands.skip.saturating_mul(operands.block);
     if first > size {
-        stderr::tell(&format!("{}: cannot skip to specified offset", operands.input.display()));
+        stderr::tell(
+            context.dialect,
+            &format!("{}: cannot skip to specified offset", operands.input.display()),
+        );
     }
     let first = first.min(size);
     let end = match operands.count {
         // QEMU's program counts from the beginning of the input, whatever it skips.
-        Some(count) if program::called().is_qemu() => {
-            count.saturating_mul(operands.block).min(size).max(first)
-        }
+        Some(count) if context.dialect.is_qemu() => count.saturating_mul(operands.block).min(size).max(first),
         Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
         None => size,
     };
     let mut options = ConvertOptions::default().range(Some(first..end)).control(watch.control());
     let mut target = NewTarget::new(output)
         .create(
-            CreateOptions::default().format(args.output_format.unwrap_or(Format::Raw)).lock_wait(lock_wait()),
+            CreateOptions::default()
+                .format(output_format.unwrap_or(Format::Raw))
+                .lock_wait(lock_wait(context.dialect)),
         )
         .open(OpenOptions::default());
     let path = target.path.clone();
-    let unasked = (!is_remote(&path)).then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
+    let unasked = (!context.disks.names.is_remote(&path))
+        .then(|| UnaskedWrites::of(&target.path, target.create.cluster_size));
     if let Some(unasked) = unasked {
         unasked.apply(&mut target);
     } else {
-        (target.create.remote, target.open.remote) = (given_only(), given_only());
+        (target.create.remote, target.open.remote) = (given_only(context), given_only(context));
     }
     if unasked == Some(UnaskedWrites::OneBuffered) {
         options.requests = 1;
@@ -179,7 +193,7 @@ mod tests {
 
     fn parse(operands: &[&str]) -> Result<(u64, Option<u64>, u64), Failure> {
         let operands: Vec<OsString> = operands.iter().map(OsString::from).collect();
-        Operands::parse(&operands).map(|found| (found.block, found.count, found.skip))
+        Operands::parse(Program::Zebu, &operands).map(|found| (found.block, found.count, found.skip))
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `zebu devices` and `zebu detach`: block devices of this machine that zebu, or another server of ublk, has made.
 
 use crate::attached::Device;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::values::OutputFormat;
@@ -46,10 +47,12 @@ fn state(device: &KernelDevice) -> &'static str {
 }
 
 /// Runs `zebu devices`.
-pub(crate) fn list(args: &DevicesArgs) -> Result<u8, Failure> {
+pub(crate) fn list(args: &DevicesArgs, context: &Context) -> Result<u8, Failure> {
     let devices = kernel_devices()?;
     let text = match args.output {
-        OutputFormat::Json => json::to_text(&json!(devices.iter().map(as_json).collect::<Vec<_>>()))?,
+        OutputFormat::Json => {
+            json::to_text(context.dialect, &json!(devices.iter().map(as_json).collect::<Vec<_>>()))?
+        }
         OutputFormat::Human => devices.iter().fold(String::new(), |mut text, device| {
             let access = if device.is_read_only { ", read-only" } else { "" };
             let _ =

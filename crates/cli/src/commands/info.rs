@@ -7,6 +7,7 @@ use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::InspectArgs;
 use crate::backing_opts::describes_backing;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
@@ -14,10 +15,10 @@ use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::secrets::Sources;
 use crate::session::Session;
-use crate::values::{OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 
@@ -29,7 +30,7 @@ const UNSAFE: u8 = 2;
 pub(crate) struct InfoArgs {
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Open the backing files and tell about each of them too
     #[arg(short, long)]
@@ -52,44 +53,46 @@ pub(crate) struct InfoArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &InfoArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     let mut spec = args.inspect.image.resolve_with(
+        context,
         &args.filename,
-        args.format,
+        args.format.as_ref(),
         CacheMode::Writeback,
         Access::ReadOnly,
         Sources::Unneeded,
     )?;
     args.inspect.force_share.apply(&mut spec);
-    if program::called().is_qemu() && describes_backing(&spec.options) {
+    if context.dialect.is_qemu() && describes_backing(&spec.options) {
         let message = "Block format 'qcow2' does not support the option 'backing': no backing file is opened";
         return Err(Failure::opening_name(&args.filename, message));
     }
-    let key_of_top = spec.secrets.key_of_top.clone().filter(|_| program::called().is_qemu());
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let key_of_top = spec.secrets.key_of_top.clone().filter(|_| context.dialect.is_qemu());
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if args.verdict {
         return assess(&session, &spec, args.inspect.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain {
-        chain(&session, spec.clone()).map_err(loop_alone)?
+        chain(&session, spec.clone()).map_err(|failure| loop_alone(context.dialect, failure))?
     } else {
         vec![inspect(&session, spec.clone())?]
     };
-    let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(info, &key));
+    let name = key_of_top.zip(infos.first()).map(|(key, info)| name_with_key(context, info, &key));
     let nodes = nodes_of(&session, &spec, &infos, name)?;
     let of_first = |index: usize| fragmentation.filter(|_| index == 0);
     let text = match args.inspect.output {
         OutputFormat::Human => {
-            let text = |(index, node): (usize, &InfoNode)| image_text(node, of_first(index));
+            let text = |(index, node): (usize, &InfoNode)| image_text(context.dialect, node, of_first(index));
             nodes.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
         }
         OutputFormat::Json => {
-            let told = |(index, node): (usize, &InfoNode)| ImageNode::new(node, of_first(index));
+            let told =
+                |(index, node): (usize, &InfoNode)| ImageNode::new(context.dialect, node, of_first(index));
             let told: Vec<ImageNode> = nodes.iter().enumerate().map(told).collect();
             match (args.backing_chain, told.as_slice()) {
-                (false, [node]) => json::to_text(node)?,
-                _ => json::to_text(&told)?,
+                (false, [node]) => json::to_text(context.dialect, node)?,
+                _ => json::to_text(context.dialect, &told)?,
             }
         }
     };
@@ -107,7 +110,7 @@ fn nodes_of(
     let nodes = Nodes { session, spec };
     let Some((first, below)) = infos.split_first() else { return Ok(Vec::new()) };
     let mut first = first.clone();
-    if program::called().is_qemu() {
+    if session.dialect().is_qemu() {
         open_extents(session, spec.clone(), &mut first)?;
     }
     let top = nodes.top(&first, name)?;
@@ -118,11 +121,11 @@ fn nodes_of(
 }
 
 /// The name by which QEMU calls an image that was opened with a key: its path alone would not open it.
-fn name_with_key(info: &ImageInfo, key: &str) -> String {
+fn name_with_key(context: &Context, info: &ImageInfo, key: &str) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let file = format!(
         "\"file\": {{\"driver\": {}, \"filename\": {}}}",
-        text(protocol(&info.filename)),
+        text(protocol(&context.disks, &info.filename)),
         text(&json::path_text(&info.filename))
     );
     let (driver, key) = (text(info.format.name()), text(key));
@@ -137,10 +140,10 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
     let worker = session.worker();
     let verdict = worker
         .block_on(zebu::verdict::assess(worker, &spec.path, &spec.options))
-        .map_err(|error| Failure::opening(&spec.path, &error))?;
+        .map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
-        OutputFormat::Json => json::to_text(&VerdictNode::new(&verdict))?,
+        OutputFormat::Json => json::to_text(session.dialect(), &VerdictNode::new(&verdict))?,
     };
     stdout::print(&text)?;
     Ok(if verdict.is_safe() { 0 } else { UNSAFE })
@@ -155,15 +158,15 @@ fn inspect(session: &Session, mut spec: ImageSpec) -> Result<ImageInfo, Failure>
 
 /// Opens the whole chain, as the policy allows, top first.
 fn chain(session: &Session, spec: ImageSpec) -> Result<Vec<ImageInfo>, Failure> {
-    session.with_unfiltered(&spec, chain_of)
+    session.with_unfiltered(&spec, |image| chain_of(session.context(), image))
 }
 
 /// The failure in the words of qemu-img, which tells of a loop without naming the image again.
-fn loop_alone(failure: Failure) -> Failure {
+fn loop_alone(dialect: Program, failure: Failure) -> Failure {
     let told = failure
         .message
         .as_deref()
-        .filter(|text| program::called().is_qemu() && text.ends_with("' creates an infinite loop."));
+        .filter(|text| dialect.is_qemu() && text.ends_with("' creates an infinite loop."));
     match told.and_then(|text| text.rfind("Backing file '").map(|at| text[at..].to_owned())) {
         Some(message) => Failure::new(message),
         None => failure,

@@ -1,17 +1,18 @@
 //! `zebu io`: qemu-io's commands on an image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};
 use crate::io::state::{OpenDefaults, State};
 use crate::session::Session;
-use crate::values::{Discard, caches, discard_argument, formats};
+use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use crate::watch::{ProgressMode, Watch};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode};
 
 /// Bytes past an aligned address at which `--misalign` puts buffers.
 const MISALIGNMENT: usize = 16;
@@ -25,7 +26,7 @@ pub(crate) struct IoArgs {
 
     /// Format of the image [default: probed; writing to a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Open for reading only
     #[arg(short, long)]
@@ -74,10 +75,11 @@ pub(crate) struct IoArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &IoArgs, context: &Context) -> Result<u8, Failure> {
     let defaults = OpenDefaults {
+        context: context.clone(),
         image: args.image.clone(),
-        format: args.format,
+        format: args.format.clone(),
         cache: if args.nocache { CacheMode::None } else { args.cache.unwrap_or(CacheMode::Writethrough) },
         access: if args.read_only { Access::ReadOnly } else { Access::ReadWrite },
         force_share: args.force_share,
@@ -88,7 +90,7 @@ pub(crate) fn run(args: &IoArgs) -> Result<u8, Failure> {
         return Err(Failure::usage("-U (--force-share) is for reading only: add -r"));
     }
     let spec = args.filename.as_deref().map(|name| defaults.spec(name)).transpose()?;
-    let session = Session::start(&args.engine, spec.as_ref().and_then(|spec| spec.aio))?;
+    let session = Session::start(context, &args.engine, spec.as_ref().and_then(|spec| spec.aio))?;
     // Images that `open` opens have their names, not options.
     let defaults = OpenDefaults { image: ImageArgs { image_opts: false, ..defaults.image }, ..defaults };
     let mut state = State {

@@ -1,19 +1,18 @@
 //! `zebu map`: what each range of a disk is made of.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::failure::Failure;
-use crate::named_disks::{allow_bitmaps, shows_bitmap};
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::printable::printable;
 use crate::output::stdout;
-use crate::program;
 use crate::session::Session;
 use crate::size::size_argument;
-use crate::values::{OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{MapEntry, MapOptions, Mapper};
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode};
 
 /// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
 const PIECE: usize = 64 << 10;
@@ -23,7 +22,7 @@ const PIECE: usize = 64 << 10;
 pub(crate) struct MapArgs {
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Begin at this offset
     #[arg(short, long, value_name = "OFFSET", value_parser = size_argument, default_value = "0")]
@@ -42,18 +41,25 @@ pub(crate) struct MapArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &MapArgs) -> Result<u8, Failure> {
-    allow_bitmaps();
-    let mut spec =
-        args.inspect.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
+    context.disks.names.allow_bitmaps();
+    let mut spec = args.inspect.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        CacheMode::Writeback,
+        Access::ReadOnly,
+    )?;
     args.inspect.force_share.apply(&mut spec);
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     session.with_unfiltered(&spec, |image| {
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);
         match args.inspect.output {
             OutputFormat::Human => print_table(&session, &mut mapper),
-            OutputFormat::Json => print_json(&session, &mut mapper, holes(&spec.path), args.start_offset),
+            OutputFormat::Json => {
+                print_json(&session, &mut mapper, holes(context, &spec.path), args.start_offset)
+            }
         }
     })?;
     Ok(0)
@@ -67,8 +73,8 @@ enum Holes {
     Marks,
 }
 
-fn holes(path: &Path) -> Holes {
-    if shows_bitmap(path) { Holes::Marks } else { Holes::Zeroes }
+fn holes(context: &Context, path: &Path) -> Holes {
+    if context.disks.names.shows_bitmap(path) { Holes::Marks } else { Holes::Zeroes }
 }
 
 fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
@@ -103,7 +109,7 @@ fn print_json(session: &Session, mapper: &mut Mapper, holes: Holes, start: u64) 
         position = LinePosition::Later;
         print_piece(&mut out)?;
     }
-    if position == LinePosition::First && program::called().is_qemu() {
+    if position == LinePosition::First && session.dialect().is_qemu() {
         // QEMU's has an entry for nothing.
         let mut nothing = MapEntry::default();
         nothing.start = start;

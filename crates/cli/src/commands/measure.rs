@@ -1,6 +1,7 @@
 //! `zebu measure`: how large an image file would become.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
@@ -8,7 +9,7 @@ use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::session::Session;
 use crate::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::values::{OutputFormat, formats, measured_formats};
+use crate::values::{NamedFormat, OutputFormat, formats, measured_formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -33,7 +34,7 @@ pub(crate) struct MeasureArgs {
 
     /// Format of FILENAME [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Measure this internal snapshot of FILENAME
     #[arg(short = 'l', long, value_name = "SNAPSHOT", conflicts_with = "size")]
@@ -58,26 +59,32 @@ struct Report {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
-    option_lists::check(&args.options)?;
-    let opts = match CreateOpts::parse(&args.options, args.target_format, FileOptions::Listed)
-        .map_err(Failure::new)?
-    {
-        ParsedOpts::Help(text) => {
-            stdout::print(&text)?;
-            return Ok(0);
-        }
-        ParsedOpts::Use(opts) => opts,
-    };
-    let create = opts.create_options_with(args.target_format, None).map_err(Failure::new)?;
+pub(crate) fn run(args: &MeasureArgs, context: &Context) -> Result<u8, Failure> {
+    option_lists::check(context.dialect, &args.options)?;
+    let opts =
+        match CreateOpts::parse(context.dialect, &args.options, args.target_format, FileOptions::Listed)
+            .map_err(Failure::new)?
+        {
+            ParsedOpts::Help(text) => {
+                stdout::print(&text)?;
+                return Ok(0);
+            }
+            ParsedOpts::Use(opts) => opts,
+        };
+    let create = opts.create_options_with(context.dialect, args.target_format, None).map_err(Failure::new)?;
     let measurement = match (&args.filename, args.size) {
         (None, Some(size)) => measure_size(size, &create)?,
         (Some(filename), None) => {
-            let mut spec =
-                args.inspect.image.resolve(filename, args.format, CacheMode::Writeback, Access::ReadOnly)?;
+            let mut spec = args.inspect.image.resolve(
+                context,
+                filename,
+                args.format.as_ref(),
+                CacheMode::Writeback,
+                Access::ReadOnly,
+            )?;
             args.inspect.force_share.apply(&mut spec);
             spec.options.snapshot = args.snapshot.as_deref().map(snapshot_name).transpose()?;
-            let session = Session::start(&args.inspect.engine, spec.aio)?;
+            let session = Session::start(context, &args.inspect.engine, spec.aio)?;
             let watch = Watch::start(ProgressMode::None)?;
             session.with_image(&spec, |image| {
                 let worker = session.worker();
@@ -88,11 +95,14 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<u8, Failure> {
     };
     stdout::print(&match args.inspect.output {
         OutputFormat::Human => human_text(&measurement),
-        OutputFormat::Json => json::to_text(&Report {
-            required: measurement.required,
-            fully_allocated: measurement.fully_allocated,
-            bitmaps: measurement.bitmaps,
-        })?,
+        OutputFormat::Json => json::to_text(
+            context.dialect,
+            &Report {
+                required: measurement.required,
+                fully_allocated: measurement.fully_allocated,
+                bitmaps: measurement.bitmaps,
+            },
+        )?,
     })?;
     Ok(0)
 }

@@ -5,8 +5,10 @@
 
 use crate::attached::{Attached, Begin, Device};
 use crate::commands::devices::detach_in_the_end;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::stdout;
+use crate::program::Program;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
@@ -46,7 +48,7 @@ pub(crate) struct MountArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &MountArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &MountArgs, context: &Context) -> Result<u8, Failure> {
     let directory = fs::canonicalize(&args.directory)
         .map_err(|error| Failure::new(format!("'{}': {error}", args.directory.display())))?;
     // Before anything is to be undone.
@@ -59,7 +61,7 @@ pub(crate) fn run(args: &MountArgs) -> Result<u8, Failure> {
     let attached = attach(args)?;
     let result = mount(args, attached.device, &directory).and_then(|()| {
         stdout::print("ready\n")?;
-        wait(&signal, &directory)
+        wait(context.dialect, &signal, &directory)
     });
     result.and(detach_in_the_end(attached.device)).map(|()| 0)
 }
@@ -119,7 +121,7 @@ fn mount(args: &MountArgs, device: Device, directory: &Path) -> Result<(), Failu
 }
 
 /// Waits for a signal, and unmounts the directory then; or until somebody else does.
-fn wait(signal: &UnixStream, directory: &Path) -> Result<(), Failure> {
+fn wait(dialect: Program, signal: &UnixStream, directory: &Path) -> Result<(), Failure> {
     let fail = |what: &str, error: &dyn std::fmt::Display| Failure::new(format!("could not {what}: {error}"));
     let mounts = File::open("/proc/self/mountinfo").map_err(|error| fail("watch mounts", &error))?;
     let mut is_told = false;
@@ -129,7 +131,10 @@ fn wait(signal: &UnixStream, directory: &Path) -> Result<(), Failure> {
             let ended = ended.map_err(|error| fail("run umount(8)", &error))?;
             if !ended.status.success() {
                 let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
-                crate::output::stderr::tell(&format!("{said}: unmounted when it is free, or by umount"));
+                crate::output::stderr::tell(
+                    dialect,
+                    &format!("{said}: unmounted when it is free, or by umount"),
+                );
                 is_told = false;
             }
             continue;

@@ -3,14 +3,14 @@
 use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
+use crate::context::Context;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_spec::{ImageSpec, backing_key_remedy};
 use crate::output::stderr;
-use crate::program;
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
-use crate::values::{BackingFormat, backing_formats, caches, formats};
+use crate::values::{NamedFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(crate) struct RebaseArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode of the image and of what it stands on [default: none where their file systems can, else writeback
     /// without pages that stay]
@@ -41,8 +41,8 @@ pub(crate) struct RebaseArgs {
     backing: Option<String>,
 
     /// Format of the new backing file
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = backing_formats())]
-    backing_format: Option<BackingFormat>,
+    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
+    backing_format: Option<NamedFormat>,
 
     /// Cache mode of the new backing file [default: as -t]
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
@@ -78,9 +78,9 @@ pub(crate) struct RebaseArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
     let check = if args.backing_unsafe { CheckName::Unsafe } else { CheckName::AnyPlace };
-    let name = &backing::found_as(args.backing.as_deref().unwrap_or_default(), check)?;
+    let name = &backing::found_as(context, args.backing.as_deref().unwrap_or_default(), check)?;
     if args.backing.is_none() && !args.backing_unsafe {
         return Err(Failure::usage("Must specify backing file (-b) or use unsafe mode (-u)"));
     }
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
         ));
     }
     // QEMU takes both, and neither has an effect there.
-    let is_qemu = program::called().is_qemu();
+    let is_qemu = context.dialect.is_qemu();
     if args.force_share && !is_qemu {
         return Err(Failure::usage(
             "-U can't be used: an image that is opened without locks can't be written",
@@ -105,20 +105,25 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     if args.compress && args.backing_unsafe && !is_qemu {
         return Err(Failure::usage("-c can't be used with -u: nothing is copied"));
     }
-    let mut spec =
-        args.image.resolve(&args.filename, args.format, args.cache.unwrap_or_default(), Access::ReadWrite)?;
+    let mut spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        args.cache.unwrap_or_default(),
+        Access::ReadWrite,
+    )?;
     spec.options.compress = args.compression.options();
     if args.backing_unsafe {
         spec.options.chain = Chain::TopOnly;
     }
-    let mut session = Session::start(&args.engine, spec.aio)?;
+    let mut session = Session::start(context, &args.engine, spec.aio)?;
     let mut unasked = Vec::new();
     if let Some(chosen) =
         DefaultCacheMode::unless_asked(args.cache, CacheMode::default(), &session, &mut spec)
     {
         session.read_uncached();
         if args.engine.verbose {
-            chosen.tell("the image");
+            chosen.tell(context.dialect, "the image");
         }
         unasked.push(chosen);
     }
@@ -136,13 +141,13 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
     // First, so that a chain with the image in it is found before its lock is in the way.
     let new = match &reference {
         Some(reference) => {
-            let mut backing = backing_spec(args, &spec, name)?;
+            let mut backing = backing_spec(args, context, &spec, name)?;
             let asked = args.backing_cache.or(args.cache);
             if let Some(chosen) =
                 DefaultCacheMode::unless_asked(asked, CacheMode::default(), &session, &mut backing)
             {
                 if args.engine.verbose {
-                    chosen.tell("the new backing file");
+                    chosen.tell(context.dialect, "the new backing file");
                 }
                 unasked.push(chosen);
             }
@@ -158,7 +163,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<u8, Failure> {
             return Err(Failure::new("Compression not supported for this file format"));
         }
         if !is_qemu && !args.quiet && image.backing().is_some() && !image.snapshots().is_empty() {
-            stderr::tell(&format!(
+            stderr::tell(context.dialect, &format!(
                 "warning: '{}' has internal snapshots: where they show the old backing file, they will show the new one",
                 image.path().display()
             ));
@@ -194,7 +199,7 @@ fn reference(
         use std::os::unix::fs::MetadataExt;
         image.metadata().is_ok_and(|image| (image.dev(), image.ino()) == (found.dev(), found.ino()))
     };
-    let is_asked_for = args.backing_unsafe && program::called().is_qemu();
+    let is_asked_for = args.backing_unsafe && session.dialect().is_qemu();
     if !is_asked_for && backing::resolve(image, name).metadata().is_ok_and(is_image) {
         return Err(Failure::new(format!("'{}': an image can't be its own backing file", image.display())));
     }
@@ -206,9 +211,14 @@ fn reference(
 }
 
 /// How the new backing file is opened.
-fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> Result<ImageSpec, Failure> {
+fn backing_spec(
+    args: &RebaseArgs,
+    context: &Context,
+    image: &ImageSpec,
+    name: &str,
+) -> Result<ImageSpec, Failure> {
     // Keys of the image, and of its old backing file, are none of the new one's.
-    let keys = args.backing_keys.over(args.image.keys(&image.secrets), 0, &image.secrets)?;
+    let keys = args.backing_keys.over(args.image.keys(context.dialect, &image.secrets), 0, &image.secrets)?;
     let options = image
         .options
         .clone()
@@ -219,16 +229,16 @@ fn backing_spec(args: &RebaseArgs, image: &ImageSpec, name: &str) -> Result<Imag
         .snapshot(None)
         .backing(None)
         .data_file(None);
-    Ok(ImageSpec { path: backing::resolve_given(&image.path, name)?, options, ..image.clone() })
+    Ok(ImageSpec { path: backing::resolve_given(context, &image.path, name)?, options, ..image.clone() })
 }
 
 /// Opens the new backing file, which the user named, wherever it is; what it names in turn, as the policy allows.
 fn open_backing(session: &Session, backing: &ImageSpec, name: &str) -> Result<Image, Failure> {
     let worker = session.worker();
     worker.block_on(Image::open(worker, &backing.path, &backing.options)).map_err(|error| {
-        let failure = match backing_key_remedy(&error) {
-            Some(remedy) => Failure::opening_with_remedy(&backing.path, &error, remedy),
-            None => Failure::opening(&backing.path, &error),
+        let failure = match backing_key_remedy(session.dialect(), &error) {
+            Some(remedy) => Failure::opening_with_remedy(session.context(), &backing.path, &error, remedy),
+            None => Failure::opening(session.context(), &backing.path, &error),
         };
         Failure {
             message: failure.message.map(|text| format!("Could not open new backing file '{name}': {text}")),

@@ -1,15 +1,16 @@
 //! `zebu resize`: changes the size of a virtual disk.
 
 use crate::arguments::{EngineArgs, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::stdout;
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
 use crate::size::{SizeError, parse_size};
-use crate::values::{formats, preallocation_argument};
+use crate::values::{NamedFormat, formats, preallocation_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Format, Preallocation, Shrink};
+use zebu::{Access, CacheMode, Preallocation, Shrink};
 
 /// Arguments of `zebu resize`.
 #[derive(Debug, clap::Args)]
@@ -23,7 +24,7 @@ pub(crate) struct ResizeArgs {
 
     /// Format of the image [default: probed; a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Allow the disk to become smaller: what lies past the new end is lost
     #[arg(long)]
@@ -72,26 +73,32 @@ fn change_argument(text: &str) -> Result<SizeChange, SizeError> {
 }
 
 impl SizeChange {
-    fn apply(self, current: u64) -> Result<u64, Failure> {
+    fn apply(self, dialect: Program, current: u64) -> Result<u64, Failure> {
         let size = match self {
             SizeChange::To(size) => Some(size),
             SizeChange::Grow(by) => current.checked_add(by),
             SizeChange::Shrink(by) => current.checked_sub(by),
         };
         // As QEMU's program; zebu has empty disks.
-        let size = size.filter(|size| *size > 0 || !program::called().is_qemu());
+        let size = size.filter(|size| *size > 0 || !dialect.is_qemu());
         size.ok_or_else(|| Failure::new("New image size must be positive and below 2^63"))
     }
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ResizeArgs) -> Result<u8, Failure> {
-    let spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, Access::ReadWrite)?;
+pub(crate) fn run(args: &ResizeArgs, context: &Context) -> Result<u8, Failure> {
+    let spec = args.image.resolve(
+        context,
+        &args.filename,
+        args.format.as_ref(),
+        CacheMode::Writeback,
+        Access::ReadWrite,
+    )?;
 
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     session.with_image(&spec, |image| {
         let current = image.virtual_size();
-        let new_size = args.size.apply(current)?;
+        let new_size = args.size.apply(context.dialect, current)?;
         if new_size <= current && args.preallocation != Preallocation::Off {
             return Err(Failure::new("Preallocation can only be used for growing images"));
         }
@@ -126,15 +133,15 @@ mod tests {
 
     #[test]
     fn sizes_are_absolute_or_relative() {
-        assert_eq!(change_argument("128M").unwrap().apply(5).unwrap(), 128 << 20);
-        assert_eq!(change_argument("+1k").unwrap().apply(1024).unwrap(), 2048);
-        assert_eq!(change_argument("-1k").unwrap().apply(2048).unwrap(), 1024);
+        assert_eq!(change_argument("128M").unwrap().apply(Program::Zebu, 5).unwrap(), 128 << 20);
+        assert_eq!(change_argument("+1k").unwrap().apply(Program::Zebu, 1024).unwrap(), 2048);
+        assert_eq!(change_argument("-1k").unwrap().apply(Program::Zebu, 2048).unwrap(), 1024);
     }
 
     #[test]
     fn sizes_that_do_not_exist_are_refused() {
-        assert!(change_argument("-1k").unwrap().apply(512).is_err());
-        assert!(change_argument("+15E").unwrap().apply(u64::MAX).is_err());
+        assert!(change_argument("-1k").unwrap().apply(Program::Zebu, 512).is_err());
+        assert!(change_argument("+15E").unwrap().apply(Program::Zebu, u64::MAX).is_err());
         assert!(change_argument("+1x").is_err());
         assert!(change_argument("+-1").is_err());
         assert!(change_argument("").is_err());

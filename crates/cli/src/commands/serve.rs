@@ -1,11 +1,11 @@
 //! `zebu serve`: images as block devices for others.
 
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::stdout;
-use crate::program;
+use crate::program::Program;
 use crate::secrets::Sources;
-use crate::secrets::any_came_from_a_pipe;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
@@ -20,19 +20,19 @@ use crate::serve::{connector, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
-use crate::{remote_cache, remote_disk};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Commands, WorkerKind};
 use zebu::{Access, ZeroMode};
 use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
-    Discards, Export, ExportError, Exports, Level, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
+    Discards, Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
 };
 
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
@@ -50,15 +50,15 @@ impl From<ExportError> for Failure {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
-    let specs = specs(args)?;
+pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
+    let specs = specs(args, context)?;
     let names = names(args, &specs)?;
     if !args.isolate {
-        return serve_images(args, &specs, &names, Counted::Own);
+        return serve_images(args, context, &specs, &names, Counted::Own);
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
-        if any_came_from_a_pipe() {
+        if context.disks.pipes.have_given_any() {
             return Err(Failure::new(
                 "a secret from a pipe can't be read again by the processes of --isolate: give file= with a file",
             ));
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("there is no image {number}")));
     };
     let own = only(args, number)?;
-    serve_images(&own, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
+    serve_images(&own, context, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
 }
 
 /// With a process for each image, each must be found by clients, and by its own.
@@ -120,21 +120,22 @@ fn only(args: &ServeArgs, number: usize) -> Result<ServeArgs, Failure> {
 /// Serves images by this process.
 fn serve_images(
     args: &ServeArgs,
+    context: &Context,
     specs: &[ImageSpec],
     names: &[String],
     counted: Counted,
 ) -> Result<u8, Failure> {
     if !args.ublk.is_empty() || !args.nbd_device.is_empty() {
         // Before there are threads, which have it from this one.
-        kernel_devices::prepare_process(&args.log());
+        kernel_devices::prepare_process(&args.log(context.dialect));
     }
     // Before anything that is to be undone in good order.
-    let signals = Signals::watch(counted)?;
-    let session = Session::start(&args.engine, specs[0].aio)?;
+    let signals = Signals::watch(context.dialect, counted)?;
+    let session = Session::start(context, &args.engine, specs[0].aio)?;
     let mut opened = Vec::new();
     let mut result = Ok(());
     for (number, spec) in specs.iter().enumerate() {
-        match Opened::open(&session, spec, layers(args, number)) {
+        match Opened::open(&session, spec, layers(args, context.dialect, number)) {
             Ok(one) => opened.push(one),
             Err(failure) => {
                 result = Err(failure);
@@ -153,8 +154,8 @@ fn serve_images(
 }
 
 /// The disks above the image of this number.
-fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
-    let log = args.log();
+fn layers(args: &ServeArgs, dialect: Program, number: usize) -> Layers<'_> {
+    let log = args.log(dialect);
     Layers {
         overlay: args.overlay.get(number).zip(args.filenames.get(number)),
         manifest: args.verify.get(number),
@@ -162,7 +163,7 @@ fn layers(args: &ServeArgs, number: usize) -> Layers<'_> {
     }
 }
 
-fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
+fn specs(args: &ServeArgs, context: &Context) -> Result<Vec<ImageSpec>, Failure> {
     let images = args.filenames.len();
     for (option, count) in [
         ("--vhost-user-blk", args.vhost_user_blk.len()),
@@ -186,8 +187,9 @@ fn specs(args: &ServeArgs) -> Result<Vec<ImageSpec>, Failure> {
     let access = if args.read_only || args.snapshot.is_some() { Access::ReadOnly } else { Access::ReadWrite };
     let open = |name: &OsString| {
         let sources =
-            if args.allow_secret_data || program::called().is_qemu() { Sources::All } else { Sources::Files };
-        let mut spec = args.image.resolve_with(name, args.format, args.cache, access, sources)?;
+            if args.allow_secret_data || context.dialect.is_qemu() { Sources::All } else { Sources::Files };
+        let mut spec =
+            args.image.resolve_with(context, name, args.format.as_ref(), args.cache, access, sources)?;
         spec.options.queues = args.queues;
         if let Some(snapshot) = &args.snapshot {
             spec.options.snapshot = Some(snapshot_name(snapshot)?);
@@ -230,10 +232,11 @@ fn serve(
     names: &[String],
     opened: &[Opened],
 ) -> Result<(), Failure> {
+    let log = args.log(session.dialect());
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
     for ((Opened { image, access, base }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
-        let export = Export::new(name, image, *access).with_waits_told(&args.log()).with_bitmaps(bitmaps);
+        let export = Export::new(name, image, *access).with_waits_told(&log).with_bitmaps(bitmaps);
         exports.push(configured(args, export));
         if args.image.network.keeps_reads() {
             let (on, image) = (session.worker().clone(), base.as_ref().unwrap_or(image).clone());
@@ -245,32 +248,32 @@ fn serve(
     if !args.cache.is_writethrough() {
         signals.tell_of(&exports);
     }
-    let config = config(args)?;
+    let config = config(args, &log)?;
     let (listeners, mut sockets) = listen(args)?;
     if listeners.is_empty() && (args.tls_certificate.is_some() || args.tls_psk_file.is_some()) {
         return Err(Failure::usage("TLS is for NBD clients, and nothing listens for them (--nbd)"));
     }
-    tell_of_descriptors(args, &listeners);
+    tell_of_descriptors(args, &log, &listeners);
     let (device_listeners, device_sockets) = listen_for_front_ends(args)?;
     let (side, side_sockets) = side_doors(args)?;
     sockets.extend(device_sockets.into_iter().chain(side_sockets));
-    let mut footprint = Footprint::start(args, sockets, &exports, &config.memory)?;
+    let mut footprint = Footprint::start(args, &log, sockets, &exports, &config.memory)?;
     let commands = if args.ublk.is_empty() { Commands::Refused } else { Commands::Taken };
     let worker = session.config().clone().commands(commands);
     let pool = WorkerPool::start(&PoolConfig::default().threads(args.queues as usize).worker(worker))?;
-    let mut kernel_devices = KernelDevices::start(args, session, &pool, &exports, &config.memory)?;
+    let mut kernel_devices = KernelDevices::start(args, &log, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
-    if !args.no_sandbox && !stays_outside(args)? {
+    if !args.no_sandbox && !stays_outside(session.context(), &log)? {
         start_image_workers(args, session, opened)?;
-        connector::start()?;
+        connector::start(&session.context().disks.remote)?;
         footprint.leave_to_cleaner()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
-        enter_sandbox(args, &kernel_devices);
+        enter_sandbox(session.context(), &log, &kernel_devices);
     }
     let memory = config.memory.clone();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     kernel_devices.connect(&server)?;
-    let devices = devices(args, device_listeners, &pool, &exports, &memory)?;
+    let devices = devices(args, &log, device_listeners, &pool, &exports, &memory)?;
     // Dropped before the pool, whose threads wait for what they serve.
     let mut footprint = footprint;
     footprint.serve(&pool)?;
@@ -279,6 +282,7 @@ fn serve(
         stdout::print(&format!("{READY}\n"))?;
     }
     let controlled = Controlled {
+        disks: Arc::clone(&session.context().disks),
         exports,
         backups: Backups::default(),
         hydrations: Hydrations::default(),
@@ -290,12 +294,12 @@ fn serve(
     let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
     footprint.remove_sockets();
     // Servers may be silent, and the end waits for what is under way.
-    remote_disk::hurry();
+    session.context().disks.remote.hurry();
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     worker.block_on(controlled.hydrations.stop(worker));
     // What they end with is served still.
-    kernel_devices.stop(&args.log());
+    kernel_devices.stop(&log);
     server.stop();
     // All have the same time.
     devices.iter().for_each(VhostUserBlk::begin_to_stop);
@@ -366,12 +370,12 @@ fn listen(args: &ServeArgs) -> Result<(Vec<Listener>, Vec<SocketFile>), Failure>
 }
 
 /// Tells of sockets at which the kernel can't refuse descriptors, louder where others than the server's user are let in.
-fn tell_of_descriptors(args: &ServeArgs, listeners: &[Listener]) {
+fn tell_of_descriptors(args: &ServeArgs, log: &Log, listeners: &[Listener]) {
     let for_others = args.socket_mode & 0o077;
     let level = if for_others == 0 { Level::Info } else { Level::Warning };
     for listener in listeners.iter().filter(|listener| !listener.refuses_descriptors()) {
         let what = "clients can hold up a thread of the server by descriptors that they hand over (Linux 6.16 refuses them)";
-        args.log().write(level, format_args!("{}: {what}", listener.name()));
+        log.write(level, format_args!("{}: {what}", listener.name()));
     }
 }
 
@@ -385,6 +389,7 @@ fn listen_for_front_ends(args: &ServeArgs) -> Result<(Vec<UnixListener>, Vec<Soc
 
 fn devices(
     args: &ServeArgs,
+    log: &Log,
     listeners: Vec<UnixListener>,
     pool: &WorkerPool,
     exports: &Exports,
@@ -392,7 +397,8 @@ fn devices(
 ) -> Result<Vec<VhostUserBlk>, Failure> {
     let mut devices = Vec::new();
     for (listener, export) in listeners.into_iter().zip(exports.iter()) {
-        let config = VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(args.log());
+        let config =
+            VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log.clone());
         devices.push(VhostUserBlk::start(pool, export, listener, config)?);
     }
     Ok(devices)
@@ -413,29 +419,29 @@ fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Opened]) -
 ///
 /// # Errors
 /// There is such an image, and the sandbox is not given up by the command line. (QEMU's program has none.)
-fn stays_outside(args: &ServeArgs) -> Result<bool, Failure> {
-    if !remote_disk::needs_network() {
+fn stays_outside(context: &Context, log: &Log) -> Result<bool, Failure> {
+    if !context.disks.remote.needs_network() {
         return Ok(false);
     }
-    if !program::called().is_qemu() {
+    if !context.dialect.is_qemu() {
         return Err(Failure::usage(
             "an image of RBD can't be served from the sandbox, where librbd can't connect to its cluster: give --no-sandbox",
         ));
     }
     let why = "an image of RBD is served without the sandbox, where librbd could not connect to its cluster";
-    args.log().write(Level::Info, format_args!("{why}"));
+    log.write(Level::Info, format_args!("{why}"));
     Ok(true)
 }
 
 /// Gives up what serving does not need. What the kernel can't keep the server from is told.
-fn enter_sandbox(args: &ServeArgs, devices: &KernelDevices) {
-    let cache = remote_cache::objects();
+fn enter_sandbox(context: &Context, log: &Log, devices: &KernelDevices) {
+    let cache = context.disks.remote.cache.objects();
     let sandbox::Outcome { failures, missing } = sandbox::enter(cache.as_deref(), &devices.paths());
     for failure in failures {
-        args.log().write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
+        log.write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
     }
     for what in missing {
-        args.log().write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
+        log.write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
     }
 }
 
@@ -462,7 +468,7 @@ fn holds_something_else(path: &Path) -> bool {
     found.len() > LONGEST_PID || !std::fs::read_to_string(path).is_ok_and(is_number)
 }
 
-fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
+fn config(args: &ServeArgs, log: &Log) -> Result<NbdConfig, Failure> {
     let tls = match (&args.tls_certificate, &args.tls_key, &args.tls_psk_file) {
         (Some(certificate), Some(key), _) => {
             let files = CertificateFiles::new(certificate, key)
@@ -493,5 +499,5 @@ fn config(args: &ServeArgs) -> Result<NbdConfig, Failure> {
         .handshake_timeout(args.handshake_timeout)
         .idle_timeout(args.idle_timeout)
         .tls(tls)
-        .log(args.log()))
+        .log(log.clone()))
 }

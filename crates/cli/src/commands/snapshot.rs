@@ -1,13 +1,15 @@
 //! `zebu snapshot`: internal snapshots of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::failure::{Failure, errno_text};
+use crate::context::Context;
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stderr, stdout};
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
-use crate::values::{OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, ErrorKind, Format, NewSnapshot, Purpose, Remedy, SnapshotRef};
+use zebu::{Access, CacheMode, Chain, ErrorKind, NewSnapshot, Purpose, Remedy, SnapshotRef};
 
 /// Arguments of `zebu snapshot`.
 #[derive(Debug, clap::Args)]
@@ -34,7 +36,7 @@ pub(crate) struct SnapshotArgs {
 
     /// Format of the image [default: probed]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// How the list is printed
     #[arg(long, value_name = "human|json", value_enum, default_value_t)]
@@ -80,8 +82,8 @@ impl SnapshotArgs {
 }
 
 /// A snapshot that could not be deleted. Under QEMU's name, a disk that fails is told of in QEMU's words, as its layers say them.
-fn not_deleted(name: &str, error: &zebu::Error) -> Failure {
-    if program::called().is_qemu() && error.kind() == ErrorKind::Io {
+fn not_deleted(dialect: Program, name: &str, error: &zebu::Error) -> Failure {
+    if dialect.is_qemu() && error.kind() == ErrorKind::Io {
         let why = errno_text(error.errno());
         stderr::warn(&format!("qcow2_free_clusters failed: {why}"));
         return Failure::new(format!(
@@ -95,10 +97,11 @@ fn not_deleted(name: &str, error: &zebu::Error) -> Failure {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &SnapshotArgs, context: &Context) -> Result<u8, Failure> {
     let action = args.action()?;
     let access = if matches!(action, Action::List) { Access::ReadOnly } else { Access::ReadWrite };
-    let mut spec = args.image.resolve(&args.filename, args.format, CacheMode::Writeback, access)?;
+    let mut spec =
+        args.image.resolve(context, &args.filename, args.format.as_ref(), CacheMode::Writeback, access)?;
     args.force_share.apply(&mut spec);
     spec.called_raw = "-f raw; but a raw image has no snapshots: convert it to qcow2 first";
     // What the image stands on plays no part.
@@ -106,13 +109,15 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
     if matches!(action, Action::List) {
         spec.options.purpose = Purpose::Inspect;
     }
-    let session = Session::start(&args.engine, spec.aio)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
     let worker = session.worker();
     session.with_image(&spec, |image| match action {
         Action::List => {
             let snapshots = image.snapshots();
             match args.output {
-                OutputFormat::Json => stdout::print(&json::to_text(&info_json::snapshot_list(&snapshots))?),
+                OutputFormat::Json => {
+                    stdout::print(&json::to_text(context.dialect, &info_json::snapshot_list(&snapshots))?)
+                }
                 OutputFormat::Human if args.quiet => Ok(()),
                 OutputFormat::Human => stdout::print(&info_human::snapshot_list(&snapshots)),
             }
@@ -130,7 +135,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::during(&format!("Could not apply snapshot '{name}'"), &error)),
         Action::Delete(name) => worker
             .block_on(image.delete_snapshot(worker, &SnapshotRef::Name(name.to_owned())))
-            .map_err(|error| not_deleted(name, &error)),
+            .map_err(|error| not_deleted(context.dialect, name, &error)),
     })?;
     Ok(0)
 }

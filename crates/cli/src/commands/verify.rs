@@ -1,17 +1,18 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
 use crate::arguments::InspectArgs;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_name::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
-use crate::values::{OutputFormat, caches, formats};
+use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::jobs::{VerifyOptions, VerifyReport, verify};
-use zebu::{Access, CacheMode, Format};
+use zebu::{Access, CacheMode};
 
 /// The exit code for an image whose content is damaged, as that of `check`.
 const DAMAGED: u8 = 2;
@@ -28,7 +29,7 @@ pub(crate) struct VerifyArgs {
 
     /// Format of the image [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    format: Option<Format>,
+    format: Option<NamedFormat>,
 
     /// Cache mode
     #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches(), default_value = "none")]
@@ -68,10 +69,16 @@ struct BadRange {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
-    let mut spec = args.inspect.image.resolve(&args.file, args.format, args.cache, Access::ReadOnly)?;
+pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<u8, Failure> {
+    let mut spec = args.inspect.image.resolve(
+        context,
+        &args.file,
+        args.format.as_ref(),
+        args.cache,
+        Access::ReadOnly,
+    )?;
     args.inspect.force_share.apply(&mut spec);
-    let session = Session::start(&args.inspect.engine, spec.aio)?;
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     let options = VerifyOptions::default().manifest(args.manifest.clone()).control(watch.control());
     let report = session.with_image(&spec, |image| {
@@ -82,12 +89,15 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8, Failure> {
             .map_err(|error| Failure::during(&format!("could not verify '{}'", spec.path.display()), &error))
     })?;
     for range in &report.bad_ranges {
-        stderr::tell(&format!("{} bytes at offset {}: {}", range.len, range.offset, range.error));
+        stderr::tell(
+            context.dialect,
+            &format!("{} bytes at offset {}: {}", range.len, range.offset, range.error),
+        );
     }
     if !args.quiet {
         stdout::print(&match args.inspect.output {
             OutputFormat::Human => human_text(&report),
-            OutputFormat::Json => json::to_text(&json_report(report.clone()))?,
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(report.clone()))?,
         })?;
     }
     Ok(if report.bad == 0 { 0 } else { DAMAGED })

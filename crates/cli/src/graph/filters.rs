@@ -1,7 +1,8 @@
 //! Filters above an image, opened.
 
-use super::debugs::{keep_blkdebug, tell_line};
+use super::debugs::tell_line;
 use super::filter::Filter;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use std::sync::Arc;
@@ -18,7 +19,12 @@ pub(crate) struct Filtered {
 }
 
 /// Puts the filters of `spec` above its image.
-pub(crate) fn filtered(worker: &Worker, spec: &ImageSpec, image: Image) -> Result<Filtered, Failure> {
+pub(crate) fn filtered(
+    disks: &Disks,
+    worker: &Worker,
+    spec: &ImageSpec,
+    image: Image,
+) -> Result<Filtered, Failure> {
     let access = spec.options.access;
     let bottom = Arc::new(ImageDisk::new(image.clone(), access, Engine::Auto)?.closing());
     let mut disk: Arc<dyn Storage> = bottom.clone();
@@ -37,7 +43,7 @@ pub(crate) fn filtered(worker: &Worker, spec: &ImageSpec, image: Image) -> Resul
                 Arc::new(compress.map_err(|reason| Failure::opening_name(spec.path.as_os_str(), &reason))?)
             }
             Filter::Blkdebug(config) => {
-                keep_blkdebug(Blkdebug::new(disk, config.clone(), tell_line, Engine::Auto)?)
+                disks.blkdebugs.keep(Blkdebug::new(disk, config.clone(), tell_line, Engine::Auto)?)
             }
         };
     }

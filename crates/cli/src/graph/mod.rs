@@ -3,6 +3,7 @@
 //! [`plan()`] reads options with QEMU's names. Drivers below the image's format become a [`Node`], which is noted under a name
 //! and opened by the engine under this name. Drivers above it become [`Filter`]s.
 
+mod blkdebugs;
 mod debug_options;
 mod debugs;
 mod description;
@@ -13,7 +14,7 @@ mod open;
 mod pairs;
 mod plan;
 
-pub(crate) use debugs::breakpoints;
+pub(crate) use blkdebugs::Blkdebugs;
 pub(crate) use description::Description;
 pub(crate) use filter::Filter;
 pub(crate) use filters::{Filtered, filtered};

@@ -1,31 +1,35 @@
 //! Nodes, opened.
 
-use super::debugs::{differs, keep_blkdebug, tell_line};
+use super::debugs::{differs, tell_line};
 use super::node::Node;
+use crate::context::Context;
 use crate::failure::Failure;
-use crate::program;
 use crate::reference_defaults::allowed_references;
-use crate::remote_disk::remote_disk;
 use std::path::Path;
 use std::sync::Arc;
 use zebu::storage::{
     Access, Background, Engine, File, IoError, IoErrorKind, LockMode, Op, OpenFlags, Storage, Worker,
 };
-use zebu::{Format, Image, OpenOptions, OpenedFile, RefPolicy, Sharing};
+use zebu::{Format, Image, OpenOptions, OpenedFile, Probe, RefPolicy, Sharing};
 use zebu_drivers::{Blkdebug, Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
 
 /// The engine of the I/O below drivers.
 const ENGINE: Engine = Engine::Auto;
 
 /// Opens a node as a file of that name.
-pub(crate) fn open_node(node: &Node, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
+pub(crate) fn open_node(
+    context: &Context,
+    node: &Node,
+    name: &str,
+    flags: &OpenFlags,
+) -> Result<File, IoError> {
     if let Node::File(path) = node {
         return File::open(path, flags);
     }
-    File::from_storage(disk(node, name, flags)?, name, flags)
+    File::from_storage(disk(context, node, name, flags)?, name, flags)
 }
 
-fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, IoError> {
+fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, IoError> {
     let invalid = |reason: String| {
         IoError::of_file(Op::Open, IoErrorKind::Os(rustix::io::Errno::INVAL.raw_os_error()), name)
             .with_detail(reason)
@@ -33,42 +37,44 @@ fn disk(node: &Node, name: &str, flags: &OpenFlags) -> Result<Arc<dyn Storage>, 
     let refused = |failure: Failure| invalid(failure.message.unwrap_or_default());
     Ok(match node {
         Node::File(path) => Arc::new(FileDisk::new(File::open(path, flags)?, ENGINE)?),
-        Node::Remote(remote) => remote_disk(remote.clone(), flags.access)?,
+        Node::Remote(remote) => context.disks.remote.open(context.dialect, remote.clone(), flags.access)?,
         Node::ReadOnly(_) if flags.access == Access::ReadWrite => {
             let denied = IoErrorKind::Os(rustix::io::Errno::ACCESS.raw_os_error());
             return Err(IoError::of_file(Op::Open, denied, name).with_detail("Block node is read-only"));
         }
-        Node::ReadOnly(node) => disk(node, name, flags)?,
+        Node::ReadOnly(node) => disk(context, node, name, flags)?,
         Node::Null { size, reads_zeroes, latency } => {
             Arc::new(NullDisk::new(*size, *reads_zeroes, *latency)?)
         }
         Node::Blkdebug { config, image } => {
-            let below = disk(image, name, flags)?;
-            keep_blkdebug(Blkdebug::new(below, config.clone(), tell_line, ENGINE)?)
+            let below = disk(context, image, name, flags)?;
+            context.disks.blkdebugs.keep(Blkdebug::new(below, config.clone(), tell_line, ENGINE)?)
         }
         Node::Blkverify { raw, test } => {
-            let raw = disk(raw, name, flags)?;
-            Arc::new(Blkverify::new(raw, disk(test, name, flags)?, differs, ENGINE)?)
+            let raw = disk(context, raw, name, flags)?;
+            let (test, dialect) = (disk(context, test, name, flags)?, context.dialect);
+            Arc::new(Blkverify::new(raw, test, move |line: &str| differs(dialect, line), ENGINE)?)
         }
         Node::Preallocate { config, file } => {
-            Arc::new(Preallocate::new(disk(file, name, flags)?, *config, ENGINE)?)
+            Arc::new(Preallocate::new(disk(context, file, name, flags)?, *config, ENGINE)?)
         }
         Node::Part { offset, size, file } => {
-            Arc::new(Part::new(disk(file, name, flags)?, *offset, *size).map_err(invalid)?)
+            Arc::new(Part::new(disk(context, file, name, flags)?, *offset, *size).map_err(invalid)?)
         }
         Node::Image { format, file } => {
             let options = OpenOptions::default().access(flags.access);
             let opener = Background::small(ENGINE)?;
             let top = match &**file {
                 Node::File(path) => File::open(path, flags)?,
-                file => File::from_storage(disk(file, name, flags)?, name, flags)?,
+                file => File::from_storage(disk(context, file, name, flags)?, name, flags)?,
             };
             let (path, format) = (file.local_file().map(Path::to_path_buf), *format);
-            let refs = allowed_references(&[]).map_err(refused)?;
+            let probe = context.dialect.probe();
+            let refs = allowed_references(context.dialect, &[]).map_err(refused)?;
             let opened = opener
                 .run(move |worker| async move {
                     let files = match path {
-                        Some(path) => with_backing(&worker, top, &path, format, refs).await?,
+                        Some(path) => with_backing(&worker, top, &path, format, probe, refs).await?,
                         None => vec![OpenedFile::new(top, format.unwrap_or(Format::Raw))],
                     };
                     Image::open_files(&worker, files, &options).await
@@ -89,13 +95,10 @@ async fn with_backing(
     top: File,
     path: &Path,
     format: Option<Format>,
+    probe: Probe,
     refs: RefPolicy,
 ) -> zebu::Result<Vec<OpenedFile>> {
-    let options = OpenOptions::default()
-        .format(format)
-        .probe(program::called().probe())
-        .refs(refs)
-        .sharing(Sharing::Unlocked);
+    let options = OpenOptions::default().format(format).probe(probe).refs(refs).sharing(Sharing::Unlocked);
     let found = Image::open(worker, path, &options).await?;
     let mut files = vec![OpenedFile::new(top, found.format())];
     let mut next = found.backing();

@@ -5,11 +5,11 @@ use super::description::Description;
 use super::filter::Filter;
 use super::node::Node;
 use super::pairs::{Pair, below, get, refuse_others, take_common, without};
+use crate::context::Context;
 use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_size_value, parse_switch};
 use crate::local_name::local_path;
-use crate::named_disks::note_node;
 use crate::nbd_opts::NbdOpts;
 use crate::rbd_opts::RbdOpts;
 use crate::remote_disk::RemoteName;
@@ -48,13 +48,13 @@ pub(crate) fn is_graph_name(name: &str) -> bool {
 }
 
 /// The name under which the node that `name` describes is noted.
-pub(crate) fn plan_name(name: &str) -> Result<PathBuf, String> {
-    note_node(PathBuf::from(name), protocol(&[], Some(name), 0)?)
+pub(crate) fn plan_name(context: &Context, name: &str) -> Result<PathBuf, String> {
+    context.disks.names.note_node(PathBuf::from(name), protocol(context, &[], Some(name), 0)?)
 }
 
 /// The node that a name in an image describes. The driver of a format on top is the image's business, which names the
 /// format of its backing file beside the name.
-pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
+pub(crate) fn reference_node(context: &Context, name: &str) -> Result<Node, String> {
     if let Some(pairs) = parse_json_name(name) {
         // Whose key is for whom, the opening of the image asks.
         let (pairs, _) = KeyOpts::split(pairs?)?;
@@ -65,12 +65,12 @@ pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
             if !own.is_empty() {
                 let (pairs, access) = take_common(&pairs)?;
                 refuse_others(&pairs, driver.unwrap_or("raw"), &[], &["file"])?;
-                let node = protocol(&own, None, 0)?;
+                let node = protocol(context, &own, None, 0)?;
                 return Ok(if access == Access::ReadOnly { Node::ReadOnly(Box::new(node)) } else { node });
             }
         }
     }
-    protocol(&[], Some(name), 0)
+    protocol(context, &[], Some(name), 0)
 }
 
 /// Takes the drivers out of options, if there are any; `filename` is given beside them. `typed` has the numbers and switches
@@ -79,6 +79,7 @@ pub(crate) fn reference_node(name: &str) -> Result<Node, String> {
 /// # Errors
 /// An option that its driver has not, or that can't be read.
 pub(crate) fn plan(
+    context: &Context,
     pairs: &[Pair],
     filename: Option<&str>,
     mut typed: TypedValues,
@@ -109,7 +110,7 @@ pub(crate) fn plan(
                 "image"
             }
             _ => {
-                plan.pairs = bottom(&pairs, filename.as_deref(), driver.as_deref(), &typed)?;
+                plan.pairs = bottom(context, &pairs, filename.as_deref(), driver.as_deref(), &typed)?;
                 if plan.filters.is_empty() && driver.as_deref().is_some_and(|name| PROTOCOLS.contains(&name))
                 {
                     plan.driver = driver;
@@ -209,6 +210,7 @@ fn is_image(pairs: &[Pair]) -> bool {
 
 /// Options of an image whose files are nodes: noted, and named.
 fn bottom(
+    context: &Context,
     pairs: &[Pair],
     filename: Option<&str>,
     driver: Option<&str>,
@@ -218,10 +220,10 @@ fn bottom(
     let is_part = driver == Some("raw") && (get(pairs, "offset").is_some() || get(pairs, "size").is_some());
     if is_part || driver.is_some_and(|name| PROTOCOLS.contains(&name)) {
         let own: Vec<Pair> = pairs.iter().filter(|(key, _)| !is_general(key)).cloned().collect();
-        let node = protocol(&own, filename, 0)?;
+        let node = protocol(context, &own, filename, 0)?;
         let mut kept: Vec<Pair> = pairs.iter().filter(|(key, _)| is_general(key)).cloned().collect();
         kept.push(pair("driver", "raw"));
-        kept.push(pair("file.filename", &note(filename, pairs, typed, node)?));
+        kept.push(pair("file.filename", &note(context, filename, pairs, typed, node)?));
         return Ok(kept);
     }
     let mut kept = pairs.to_vec();
@@ -230,19 +232,25 @@ fn bottom(
         let own = below(pairs, image);
         let is_part = ["offset", "size"].iter().any(|key| get(&own, key).is_some());
         if is_part && get(&own, "driver") == Some("raw") {
-            let node = protocol(&own, None, 0)?;
+            let node = protocol(context, &own, None, 0)?;
             kept = without(&kept, image);
             kept.push(pair(&format!("{image}.driver"), "raw"));
-            kept.push(pair(&format!("{image}.file.filename"), &note(None, &own, &typed.below(image), node)?));
+            kept.push(pair(
+                &format!("{image}.file.filename"),
+                &note(context, None, &own, &typed.below(image), node)?,
+            ));
         }
     }
     for file in images.iter().map(|image| format!("{image}.file")).chain(["data-file".to_owned()]) {
         let file = file.as_str();
         let own = below(&kept, file);
         if has_drivers(&own) || get(&own, "filename").is_some_and(is_graph_name) {
-            let node = protocol(&own, None, 0)?;
+            let node = protocol(context, &own, None, 0)?;
             kept = without(&kept, file);
-            kept.push(pair(&format!("{file}.filename"), &note(None, &own, &typed.below(file), node)?));
+            kept.push(pair(
+                &format!("{file}.filename"),
+                &note(context, None, &own, &typed.below(file), node)?,
+            ));
         }
     }
     let own = below(pairs, "file");
@@ -251,9 +259,9 @@ fn bottom(
         || is_image(&own)
         || get(&own, "filename").is_some_and(is_graph_name)
     {
-        let node = protocol(&own, filename, 0)?;
+        let node = protocol(context, &own, filename, 0)?;
         kept = without(&kept, "file");
-        kept.push(pair("file.filename", &note(filename, &own, &typed.below("file"), node)?));
+        kept.push(pair("file.filename", &note(context, filename, &own, &typed.below("file"), node)?));
     } else if let Some(name) = filename
         && get(pairs, "filename").is_none()
     {
@@ -263,25 +271,36 @@ fn bottom(
 }
 
 /// Notes a node, under the name that the command line gave, or under its options.
-fn note(filename: Option<&str>, pairs: &[Pair], typed: &TypedValues, node: Node) -> Result<String, String> {
+fn note(
+    context: &Context,
+    filename: Option<&str>,
+    pairs: &[Pair],
+    typed: &TypedValues,
+    node: Node,
+) -> Result<String, String> {
     let name = if let Some(name) = filename.filter(|name| is_graph_name(name)) {
         name.to_owned()
     } else {
         Description::of_pairs(pairs).typed(typed).name()
     };
-    note_node(PathBuf::from(&name), node)?;
+    context.disks.names.note_node(PathBuf::from(&name), node)?;
     Ok(name)
 }
 
 /// A node below a format; `filename` is given beside its options.
-fn protocol(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
+fn protocol(context: &Context, pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
     let (own, access) = take_common(pairs)?;
-    let node = driver_node(&own, filename, depth)?;
+    let node = driver_node(context, &own, filename, depth)?;
     Ok(if access == Access::ReadOnly { Node::ReadOnly(Box::new(node)) } else { node })
 }
 
 /// The same, of the options that are its driver's alone.
-fn driver_node(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<Node, String> {
+fn driver_node(
+    context: &Context,
+    pairs: &[Pair],
+    filename: Option<&str>,
+    depth: usize,
+) -> Result<Node, String> {
     if depth > MAX_DEPTH {
         return Err("too many drivers lie below each other".to_owned());
     }
@@ -290,14 +309,14 @@ fn driver_node(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<N
         let mut all = parsed?;
         all.retain(|(key, _)| get(pairs, key).is_none());
         all.extend(pairs.iter().filter(|(key, _)| key != "filename").cloned());
-        return protocol(&all, None, depth + 1);
+        return protocol(context, &all, None, depth + 1);
     }
     let driver = get(pairs, "driver").or_else(|| {
         let name = name?;
         PREFIXES.iter().find(|prefix| name.starts_with(*prefix)).map(|prefix| prefix.trim_end_matches(':'))
     });
     let child = |child: &str, filename: Option<&str>| -> Result<Box<Node>, String> {
-        Ok(Box::new(protocol(&below(pairs, child), filename, depth + 1)?))
+        Ok(Box::new(protocol(context, &below(pairs, child), filename, depth + 1)?))
     };
     match driver {
         Some("null-co" | "null-aio") => {
@@ -349,8 +368,8 @@ fn driver_node(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<N
                 (offset, size) => Ok(Node::Part { offset: offset.unwrap_or(0), size, file }),
             }
         }
-        Some("nbd") => nbd(pairs, name),
-        Some("rbd") => rbd(pairs, name),
+        Some("nbd") => nbd(context, pairs, name),
+        Some("rbd") => rbd(context, pairs, name),
         Some("file" | "host_device") => {
             refuse_others(pairs, "file", &["filename"], &[])?;
             let name = name.ok_or("A file must be specified: add filename=NAME")?;
@@ -368,8 +387,8 @@ fn driver_node(pairs: &[Pair], filename: Option<&str>, depth: usize) -> Result<N
             Ok(Node::Image { format: Some(known), file: child("file", name)? })
         }
         None => match name {
-            Some(name) if NbdAddress::is_name(name) => nbd(pairs, Some(name)),
-            Some(name) if RbdName::is_name(name) => rbd(pairs, Some(name)),
+            Some(name) if NbdAddress::is_name(name) => nbd(context, pairs, Some(name)),
+            Some(name) if RbdName::is_name(name) => rbd(context, pairs, Some(name)),
             Some(name) => {
                 refuse_others(pairs, "file", &["filename"], &[])?;
                 Ok(Node::File(local_path(OsStr::new(name))?))
@@ -409,30 +428,30 @@ fn null_disk(pairs: &[Pair]) -> Result<Node, String> {
     Ok(Node::Null { size, reads_zeroes, latency: Duration::from_nanos(latency) })
 }
 
-fn nbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
+fn nbd(context: &Context, pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
     if let Some(name) = name.filter(|name| NbdAddress::is_name(name)) {
         refuse_others(pairs, "nbd", &["filename"], &[])?;
-        return Ok(Node::Remote(RemoteName::parse(name)?));
+        return Ok(Node::Remote(RemoteName::parse(name, &context.disks.remote)?));
     }
     let mut nbd = NbdOpts::default();
     nbd.name();
     for (key, value) in pairs {
-        if key != "driver" && !nbd.take(key, value)? {
+        if key != "driver" && !nbd.take(context.dialect, key, value)? {
             return Err(format!("Block protocol 'nbd' doesn't support the option '{key}'"));
         }
     }
-    nbd.finish()?.map(Node::Remote).ok_or_else(|| "driver=nbd needs a server".to_owned())
+    nbd.finish(context)?.map(Node::Remote).ok_or_else(|| "driver=nbd needs a server".to_owned())
 }
 
-fn rbd(pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
+fn rbd(context: &Context, pairs: &[Pair], name: Option<&str>) -> Result<Node, String> {
     if let Some(name) = name.filter(|name| RbdName::is_name(name)) {
         refuse_others(pairs, "rbd", &["filename"], &[])?;
-        return Ok(Node::Remote(RemoteName::parse(name)?));
+        return Ok(Node::Remote(RemoteName::parse(name, &context.disks.remote)?));
     }
     let mut rbd = RbdOpts::default();
     rbd.name();
     for (key, value) in pairs {
-        if key != "driver" && !rbd.take(key, value)? {
+        if key != "driver" && !rbd.take(context.dialect, key, value)? {
             return Err(format!("Block protocol 'rbd' doesn't support the option '{key}'"));
         }
     }
@@ -445,7 +464,9 @@ mod tests {
     use crate::keyval::parse_keyval;
 
     fn planned(text: &str, filename: Option<&str>) -> Plan {
-        plan(&parse_keyval(text).unwrap(), filename, TypedValues::default()).unwrap().unwrap()
+        plan(&Context::default(), &parse_keyval(text).unwrap(), filename, TypedValues::default())
+            .unwrap()
+            .unwrap()
     }
 
     #[test]
@@ -454,11 +475,13 @@ mod tests {
             ["driver=qcow2,file.filename=a", "file.driver=nbd,file.host=h", "driver=raw,file.filename=a"]
         {
             assert!(
-                plan(&parse_keyval(text).unwrap(), None, TypedValues::default()).unwrap().is_none(),
+                plan(&Context::default(), &parse_keyval(text).unwrap(), None, TypedValues::default())
+                    .unwrap()
+                    .is_none(),
                 "{text}"
             );
         }
-        assert!(plan(&[], Some("a.qcow2"), TypedValues::default()).unwrap().is_none());
+        assert!(plan(&Context::default(), &[], Some("a.qcow2"), TypedValues::default()).unwrap().is_none());
     }
 
     #[test]
@@ -504,9 +527,10 @@ mod tests {
             ("driver=copy-on-read,bottom=x,file.driver=qcow2,file.file.filename=a", "bottom"),
             ("driver=qcow2,file.driver=blkdebug,file.image.driver=ssh", "ssh"),
         ] {
-            let error = plan(&parse_keyval(text).unwrap(), None, TypedValues::default()).unwrap_err();
+            let error = plan(&Context::default(), &parse_keyval(text).unwrap(), None, TypedValues::default())
+                .unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
-        assert!(plan_name("blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
+        assert!(plan_name(&Context::default(), "blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
     }
 }

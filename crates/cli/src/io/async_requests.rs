@@ -6,8 +6,8 @@ use super::report::{ReportStyle, dump_text, request_text};
 use super::requests::{READ_FILL, WRITE_FILL, bytes_of, refuse, style};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::damage_told::tell_of_damage;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::Discard;
 use std::future::Future;
@@ -116,6 +116,7 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
         ZeroMode::Keep
     };
     let (image, worker) = (open.image.clone(), state.session.worker().clone());
+    let damage = state.session.damage().clone();
     begin(state, async move {
         let begun = Instant::now();
         let result = if zeroes {
@@ -130,7 +131,7 @@ pub(crate) fn write(state: &State, open: &OpenImage, call: &Call<'_>) -> Result<
         match result {
             Ok(()) => request_text("wrote", start, total, elapsed, style),
             Err(error) => {
-                tell_of_damage(&error);
+                damage.tell(&error);
                 format!("aio_write failed: {}\n", errno_text(error.errno()))
             }
         }

@@ -2,8 +2,8 @@
 
 use super::call::{Call, Outcome, fail};
 use super::state::State;
-use crate::failure::{Failure, errno_text};
-use crate::graph::breakpoints;
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use rustix::io::Errno;
 use std::time::Duration;
 use zebu_drivers::event;
@@ -15,9 +15,9 @@ fn words(errno: Errno) -> String {
     errno_text(errno.raw_os_error())
 }
 
-pub(crate) fn set(call: &Call<'_>) -> Result<Outcome, Failure> {
+pub(crate) fn set(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let &[name, tag] = call.words.as_slice() else { return call.usage() };
-    let debugs = breakpoints();
+    let debugs = state.session.context().disks.blkdebugs.all();
     let errno = match event(name) {
         None => Errno::NOENT,
         Some(_) if debugs.is_empty() => Errno::OPNOTSUPP,
@@ -31,9 +31,9 @@ pub(crate) fn set(call: &Call<'_>) -> Result<Outcome, Failure> {
     fail(&format!("Could not set a breakpoint: {}", words(errno)))
 }
 
-pub(crate) fn remove(call: &Call<'_>) -> Result<Outcome, Failure> {
+pub(crate) fn remove(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let &[tag] = call.words.as_slice() else { return call.usage() };
-    let debugs = breakpoints();
+    let debugs = state.session.context().disks.blkdebugs.all();
     let mut found = false;
     for debug in &debugs {
         found |= debug.remove_breakpoint(tag);
@@ -46,9 +46,9 @@ pub(crate) fn remove(call: &Call<'_>) -> Result<Outcome, Failure> {
     }
 }
 
-pub(crate) fn resume(call: &Call<'_>) -> Result<Outcome, Failure> {
+pub(crate) fn resume(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let &[tag] = call.words.as_slice() else { return call.usage() };
-    let debugs = breakpoints();
+    let debugs = state.session.context().disks.blkdebugs.all();
     if debugs.iter().any(|debug| debug.resume(tag)) {
         return Ok(Outcome::Done);
     }
@@ -58,7 +58,7 @@ pub(crate) fn resume(call: &Call<'_>) -> Result<Outcome, Failure> {
 
 pub(crate) fn wait(state: &State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let &[tag] = call.words.as_slice() else { return call.usage() };
-    let debugs = breakpoints();
+    let debugs = state.session.context().disks.blkdebugs.all();
     let worker = state.session.worker();
     state.session.run_until_cancelled(state.watch.cancel(), async {
         while !debugs.iter().any(|debug| debug.is_stopped(tag)) {

@@ -5,6 +5,7 @@ use super::words::{OptionError, Parsed, parse_options};
 use crate::failure::Failure;
 use crate::output::printable::printable;
 use crate::output::stdout;
+use crate::program::Program;
 use std::io::Write;
 
 /// How a command ended.
@@ -64,7 +65,7 @@ pub(crate) fn tell_error(message: &str) {
 }
 
 /// Tells a failure as the whole command would, and goes on.
-pub(crate) fn tell_failure(failure: &Failure) -> Outcome {
-    let _ = std::io::stderr().write_all(failure.text(None).as_bytes());
+pub(crate) fn tell_failure(dialect: Program, failure: &Failure) -> Outcome {
+    let _ = std::io::stderr().write_all(failure.text(dialect, None).as_bytes());
     Outcome::Failed
 }

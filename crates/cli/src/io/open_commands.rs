@@ -4,12 +4,12 @@ use super::call::{Call, Outcome, tell_error, tell_failure};
 use super::state::{OpenDefaults, OpenImage, State};
 use crate::arguments::ForceShareArg;
 use crate::commands::info;
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::Filter;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
 use crate::keyval::parse_keyval;
-use crate::program;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -18,7 +18,7 @@ use zebu::{Access, CacheMode};
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };
     if state.open.is_some() {
-        tell_error(&format!("{}: file open already, try 'help close'", program::called().name()));
+        tell_error(&format!("{}: file open already, try 'help close'", state.session.dialect().name()));
         return Ok(Outcome::Failed);
     }
     for (letter, reason) in [
@@ -26,7 +26,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
         ('i', "choose the I/O engine when zebu is started"),
     ] {
         if parsed.has(letter) {
-            let program = program::called().name();
+            let program = state.session.dialect().name();
             tell_error(&format!("{program}: open: option -{letter} is not supported: {reason}"));
             return Ok(Outcome::Failed);
         }
@@ -42,14 +42,14 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     if let Some(text) = parsed.value('t') {
         match cache_argument(text) {
             Ok(cache) => defaults.cache = cache,
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     let mut discard = None;
     if let Some(text) = parsed.value('d') {
         match discard_argument(text) {
             Ok(value) => discard = Some(value),
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     let spec = match (parsed.operands.as_slice(), parsed.value('o')) {
@@ -68,7 +68,7 @@ pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failur
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
-        Err(failure) => Ok(tell_failure(&failure)),
+        Err(failure) => Ok(tell_failure(state.session.dialect(), &failure)),
     }
 }
 
@@ -93,8 +93,8 @@ fn refuse_engine(spec: &ImageSpec) -> Result<(), Failure> {
 fn named_spec(defaults: &OpenDefaults, name: &OsStr, options: Option<&str>) -> Result<ImageSpec, Failure> {
     let mut spec = defaults.spec(name)?;
     if let Some(text) = options {
-        ImageOpts::parse_for(text, Path::new(name))
-            .and_then(|opts| opts.apply(&mut spec))
+        ImageOpts::parse_for(&defaults.context, text, Path::new(name))
+            .and_then(|opts| opts.apply(&defaults.context, &mut spec))
             .map_err(|reason| Failure::new(format!("can't open device {}: {reason}", name.display())))?;
     }
     Ok(spec)
@@ -103,8 +103,8 @@ fn named_spec(defaults: &OpenDefaults, name: &OsStr, options: Option<&str>) -> R
 /// How the image that `options` name is opened.
 fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Failure> {
     let mut spec = defaults.spec(OsStr::new(""))?;
-    ImageOpts::parse(options)
-        .and_then(|opts| opts.apply(&mut spec))
+    ImageOpts::parse(&defaults.context, options)
+        .and_then(|opts| opts.apply(&defaults.context, &mut spec))
         .map_err(|reason| Failure::new(format!("can't open: {reason}")))?;
     spec.is_described = true;
     Ok(spec)
@@ -113,12 +113,13 @@ fn options_spec(defaults: &OpenDefaults, options: &str) -> Result<ImageSpec, Fai
 pub(crate) fn close(state: &mut State) -> Outcome {
     match state.close() {
         Ok(()) => Outcome::Done,
-        Err(failure) => tell_failure(&failure),
+        Err(failure) => tell_failure(state.session.dialect(), &failure),
     }
 }
 
 /// Options without those that say again what can't be changed: drivers and names of nodes.
 fn without_unchanged(
+    context: &Context,
     open: &OpenImage,
     given: Vec<(String, String)>,
 ) -> Result<Vec<(String, String)>, String> {
@@ -129,7 +130,7 @@ fn without_unchanged(
     for (key, value) in given {
         let is_same = match key.as_str() {
             "driver" => value == driver,
-            "file.driver" => value == info::protocol(&open.spec.path),
+            "file.driver" => value == info::protocol(&context.disks, &open.spec.path),
             "backing.driver" => Some(value.as_str()) == backing,
             _ if key.ends_with("node-name") => {
                 open.spec.node_names.iter().any(|(known, name)| *known == key && *name == value)
@@ -154,21 +155,32 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         return call.usage();
     }
     let Some(before) = state.open.as_ref().map(|open| open.spec.clone()) else { return Ok(Outcome::Failed) };
+    let context = &state.defaults.context.clone();
     let mut spec = ImageSpec { aio: None, ..before.clone() };
     let given = match parsed.value('o').map_or(Ok(Vec::new()), parse_keyval) {
         Ok(given) => given,
-        Err(error) => return Ok(tell_failure(&Failure::new(error.to_string()))),
+        Err(error) => {
+            return Ok(tell_failure(state.session.dialect(), &Failure::new(error.to_string())));
+        }
     };
     let has = |key: &str| given.iter().any(|(known, _)| known.starts_with(key));
     if (parsed.has('r') || parsed.has('w')) && has("read-only") {
-        return Ok(tell_failure(&Failure::new("Cannot set both -r/-w and 'read-only'")));
+        return Ok(tell_failure(
+            state.session.dialect(),
+            &Failure::new("Cannot set both -r/-w and 'read-only'"),
+        ));
     }
     if parsed.has('c') && has("cache.") {
-        return Ok(tell_failure(&Failure::new("Cannot set both -c and the cache options")));
+        return Ok(tell_failure(
+            state.session.dialect(),
+            &Failure::new("Cannot set both -c and the cache options"),
+        ));
     }
-    let given = match state.open.as_ref().map(|open| without_unchanged(open, given)) {
+    let given = match state.open.as_ref().map(|open| without_unchanged(context, open, given)) {
         Some(Ok(given)) => given,
-        Some(Err(message)) => return Ok(tell_failure(&Failure::new(message))),
+        Some(Err(message)) => {
+            return Ok(tell_failure(state.session.dialect(), &Failure::new(message)));
+        }
         None => return Ok(Outcome::Failed),
     };
     if parsed.has('r') {
@@ -180,13 +192,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
     if let Some(text) = parsed.value('c') {
         match cache_argument(text) {
             Ok(cache) => spec.options.cache = cache,
-            Err(message) => return Ok(tell_failure(&Failure::new(message))),
+            Err(message) => return Ok(tell_failure(state.session.dialect(), &Failure::new(message))),
         }
     }
     if !given.is_empty() {
-        let applied = ImageOpts::from_pairs_for(given, &before.path).and_then(|opts| opts.apply(&mut spec));
+        let applied = ImageOpts::from_pairs_for(context, given, &before.path)
+            .and_then(|opts| opts.apply(context, &mut spec));
         if let Err(failure) = applied.map_err(Failure::new).and_then(|()| refuse_engine(&spec)) {
-            return Ok(tell_failure(&failure));
+            return Ok(tell_failure(state.session.dialect(), &failure));
         }
         spec.options.format = spec.options.format.or(before.options.format);
         spec.filters.clone_from(&before.filters);
@@ -197,14 +210,14 @@ pub(crate) fn reopen(state: &mut State, call: &Call<'_>) -> Result<Outcome, Fail
         Ok(()) => Ok(Outcome::Done),
         Err(mut failure) => {
             let prefix = format!("can't open device {}: ", before.path.display());
-            if let Some(message) = failure.message.as_mut().filter(|_| program::called().is_qemu())
+            if let Some(message) = failure.message.as_mut().filter(|_| state.session.dialect().is_qemu())
                 && message.starts_with(&prefix)
             {
                 message.drain(..prefix.len());
             }
-            tell_failure(&failure);
+            tell_failure(state.session.dialect(), &failure);
             if let Err(again) = state.open(before) {
-                tell_failure(&again);
+                tell_failure(state.session.dialect(), &again);
             }
             Ok(Outcome::Failed)
         }

@@ -5,8 +5,8 @@ use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::damage_told::tell_of_damage;
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::{Discard, preallocation_argument};
 use std::time::Instant;
@@ -40,9 +40,9 @@ pub(crate) fn refuse(call: &Call<'_>, parsed: &Parsed<'_>, letters: &[(char, &st
     false
 }
 
-fn failed(verb: &str, error: &Error) -> Result<Outcome, Failure> {
+fn failed(state: &State, verb: &str, error: &Error) -> Result<Outcome, Failure> {
     if verb != "read" {
-        tell_of_damage(error);
+        state.session.damage().tell(error);
     }
     fail(&format!("{verb} failed: {}", errno_text(error.errno())))
 }
@@ -159,7 +159,7 @@ fn read_bufs(
     };
     let elapsed = begun.elapsed();
     if let Err(error) = result {
-        return failed(verb, &error);
+        return failed(state, verb, &error);
     }
     let mut outcome = Outcome::Done;
     let mut text = String::new();
@@ -278,7 +278,7 @@ fn write_zeroes(
             stdout::print(&request_text("wrote", start, length, elapsed, style(parsed)))?;
             Ok(Outcome::Done)
         }
-        Err(error) => failed("write", &error),
+        Err(error) => failed(state, "write", &error),
     }
 }
 
@@ -354,7 +354,7 @@ fn write_bufs(
             stdout::print(&request_text("wrote", start, length, elapsed, style(parsed)))?;
             Ok(Outcome::Done)
         }
-        Err(error) => failed(verb, &error),
+        Err(error) => failed(state, verb, &error),
     }
 }
 
@@ -380,7 +380,7 @@ pub(crate) fn discard(state: &State, open: &OpenImage, call: &Call<'_>) -> Resul
             stdout::print(&request_text("discard", start, length, elapsed, style(&parsed)))?;
             Ok(Outcome::Done)
         }
-        Err(error) => failed("discard", &error),
+        Err(error) => failed(state, "discard", &error),
     }
 }
 
@@ -396,7 +396,7 @@ pub(crate) fn flush(state: &State, open: &OpenImage) -> Result<Outcome, Failure>
     let worker = state.session.worker();
     match worker.block_on(open.image.flush(worker)) {
         Ok(()) => Ok(Outcome::Done),
-        Err(error) => failed("flush", &error),
+        Err(error) => failed(state, "flush", &error),
     }
 }
 
@@ -405,7 +405,10 @@ pub(crate) fn truncate(state: &State, open: &OpenImage, call: &Call<'_>) -> Resu
     let &[size_text] = parsed.operands.as_slice() else { return call.usage() };
     let mode_text = parsed.value('m').unwrap_or("off");
     let Ok(preallocation) = preallocation_argument(mode_text) else {
-        return Ok(tell_failure(&Failure::new(format!("Invalid preallocation mode '{mode_text}'"))));
+        return Ok(tell_failure(
+            state.session.dialect(),
+            &Failure::new(format!("Invalid preallocation mode '{mode_text}'")),
+        ));
     };
     let size = match offset(size_text) {
         Ok(size) => size,
@@ -414,7 +417,7 @@ pub(crate) fn truncate(state: &State, open: &OpenImage, call: &Call<'_>) -> Resu
     let worker = state.session.worker();
     match worker.block_on(open.image.resize(worker, size, Shrink::Allow, preallocation)) {
         Ok(()) => Ok(Outcome::Done),
-        Err(error) => Ok(tell_failure(&Failure::from(error))),
+        Err(error) => Ok(tell_failure(state.session.dialect(), &Failure::from(error))),
     }
 }
 

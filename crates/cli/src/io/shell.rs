@@ -7,7 +7,6 @@ use super::words::split_words;
 use super::{async_requests, breakpoints, inspect, open_commands, requests};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::output::stdout;
-use crate::program;
 use crate::stop_signals::stop_signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -31,7 +30,7 @@ pub(crate) fn execute(state: &mut State, line: &str) -> Result<Outcome, Failure>
             return Ok(Outcome::Failed);
         }
         (Needs::WritableImage, Some(open)) if open.spec.options.access == Access::ReadOnly => {
-            tell_error(&format!("{}: Block node is read-only", program::called().name()));
+            tell_error(&format!("{}: Block node is read-only", state.session.dialect().name()));
             return Ok(Outcome::Failed);
         }
         _ => {}
@@ -74,9 +73,9 @@ fn run(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
                 Name::Truncate => requests::truncate(state, open, call),
                 Name::AioRead => async_requests::read(state, open, call),
                 Name::AioWrite => async_requests::write(state, open, call),
-                Name::Break => breakpoints::set(call),
-                Name::RemoveBreak => breakpoints::remove(call),
-                Name::Resume => breakpoints::resume(call),
+                Name::Break => breakpoints::set(state, call),
+                Name::RemoveBreak => breakpoints::remove(state, call),
+                Name::Resume => breakpoints::resume(state, call),
                 Name::WaitBreak => breakpoints::wait(state, call),
                 Name::Alloc => inspect::alloc(state, open, call),
                 Name::Map => inspect::map(state, open),
@@ -152,10 +151,10 @@ pub(crate) fn run_prompt(state: &mut State) -> Result<bool, Failure> {
     let mut all_done = true;
     let mut input = Lines::of_standard_input().map_err(unreadable)?;
     loop {
-        stdout::print(&format!("{}> ", program::called().name()))?;
+        stdout::print(&format!("{}> ", state.session.dialect().name()))?;
         let Some(line) = input.next(state)? else {
             // qemu-io leaves the prompt as it is where nobody looks at it; scripts compare its output.
-            if !program::called().is_qemu() || std::io::stdin().is_terminal() {
+            if !state.session.dialect().is_qemu() || std::io::stdin().is_terminal() {
                 stdout::print("\n")?;
             }
             return Ok(all_done);

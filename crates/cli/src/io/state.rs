@@ -1,13 +1,14 @@
 //! State that commands share: the open image, and how it was opened.
 
 use crate::arguments::{ForceShareArg, ImageArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use crate::graph::Filtered;
 use crate::image_spec::ImageSpec;
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
 use crate::temporary_overlay::TemporaryOverlay;
-use crate::values::Discard;
+use crate::values::{Discard, NamedFormat};
 use crate::watch::Watch;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
@@ -17,10 +18,11 @@ use zebu::storage::{IoBuf, JoinHandle};
 use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 
 /// How images are opened, if a command does not say it otherwise.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct OpenDefaults {
+    pub(crate) context: Context,
     pub(crate) image: ImageArgs,
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<NamedFormat>,
     pub(crate) cache: CacheMode,
     pub(crate) access: Access,
     pub(crate) force_share: ForceShareArg,
@@ -32,7 +34,8 @@ pub(crate) struct OpenDefaults {
 impl OpenDefaults {
     /// How `name` is opened.
     pub(crate) fn spec(&self, name: &OsStr) -> Result<ImageSpec, Failure> {
-        let mut spec = self.image.resolve(name, self.format, self.cache, self.access)?;
+        let mut spec =
+            self.image.resolve(&self.context, name, self.format.as_ref(), self.cache, self.access)?;
         self.force_share.apply(&mut spec);
         Ok(spec)
     }
@@ -70,9 +73,9 @@ pub(crate) struct State {
 }
 
 /// The message about an image that can't be opened, without the name that stands before it already: as qemu-io has it.
-fn plain<'a>(path: &Path, message: &'a str) -> &'a str {
+fn plain<'a>(dialect: Program, path: &Path, message: &'a str) -> &'a str {
     let named = format!("Could not open '{}': ", path.display());
-    message.strip_prefix(&named).filter(|_| program::called().is_qemu()).unwrap_or(message)
+    message.strip_prefix(&named).filter(|_| dialect.is_qemu()).unwrap_or(message)
 }
 
 impl State {
@@ -83,15 +86,16 @@ impl State {
 
     /// Opens an image; another one must not be open.
     pub(crate) fn open(&mut self, spec: ImageSpec) -> Result<(), Failure> {
+        let dialect = self.session.dialect();
         // The commands look for zeroes themselves.
         let opened = ImageSpec { detect_zeroes: None, ..spec.clone() };
         let Filtered { top, image } = self.session.open_filtered(&opened).map_err(|failure| Failure {
             message: failure.message.map(|message| {
                 // qemu-io has no name for it.
-                if spec.is_described && program::called().is_qemu() {
-                    return format!("can't open: {}", plain(&spec.path, &message));
+                if spec.is_described && dialect.is_qemu() {
+                    return format!("can't open: {}", plain(dialect, &spec.path, &message));
                 }
-                format!("can't open device {}: {}", spec.path.display(), plain(&spec.path, &message))
+                format!("can't open device {}: {}", spec.path.display(), plain(dialect, &spec.path, &message))
             }),
             ..failure
         })?;
@@ -105,11 +109,11 @@ impl State {
             return Err(Failure::new("-s needs the name of an image, without drivers above it"));
         }
         let format = spec.options.format.map(Format::name);
-        let overlay = TemporaryOverlay::over(spec.path.as_os_str(), format)?;
+        let overlay = TemporaryOverlay::over(&self.defaults.context, spec.path.as_os_str(), format)?;
         let mut options = spec.options.clone();
         options.format = Some(Format::Qcow2);
         // Under its own name, the command asks for writes with an option.
-        if !program::called().is_qemu() {
+        if !self.session.dialect().is_qemu() {
             options.access = Access::ReadWrite;
         }
         options.sharing = Sharing::Locked;

@@ -5,7 +5,8 @@ mod options;
 mod reply;
 mod secure;
 
-use crate::failure::{Failure, errno_text};
+use crate::errno_text::errno_text;
+use crate::failure::Failure;
 use crate::output::printable::printable;
 use crate::output::stdout;
 use std::fmt::Write as _;

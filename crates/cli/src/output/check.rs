@@ -2,7 +2,7 @@
 
 use super::printable::printable;
 use crate::failure::Failure;
-use crate::program;
+use crate::program::Program;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::check::{CheckCounts, CheckReport};
@@ -101,32 +101,35 @@ fn is_zero(value: &u64) -> bool {
 }
 
 /// The report for programs.
-pub(crate) fn json_text(report: &CheckReport, filename: &str) -> Result<String, Failure> {
+pub(crate) fn json_text(dialect: Program, report: &CheckReport, filename: &str) -> Result<String, Failure> {
     let counts = &report.counts;
-    let with_own_keys = !program::called().is_qemu();
-    super::json::to_text(&ImageCheck {
-        filename,
-        format: "qcow2",
-        check_errors: counts.check_errors,
-        image_end_offset: counts.image_end_offset,
-        corruptions: counts.corruptions,
-        leaks: counts.leaks,
-        corruptions_fixed: counts.corruptions_fixed,
-        leaks_fixed: counts.leaks_fixed,
-        total_clusters: counts.total_clusters,
-        allocated_clusters: counts.allocated_clusters,
-        fragmented_clusters: counts.fragmented_clusters,
-        compressed_clusters: counts.compressed_clusters,
-        findings: with_own_keys.then(|| report.findings.iter().map(ToString::to_string).collect()),
-        findings_left_out: with_own_keys.then_some(report.findings_left_out),
-    })
+    let with_own_keys = !dialect.is_qemu();
+    super::json::to_text(
+        dialect,
+        &ImageCheck {
+            filename,
+            format: "qcow2",
+            check_errors: counts.check_errors,
+            image_end_offset: counts.image_end_offset,
+            corruptions: counts.corruptions,
+            leaks: counts.leaks,
+            corruptions_fixed: counts.corruptions_fixed,
+            leaks_fixed: counts.leaks_fixed,
+            total_clusters: counts.total_clusters,
+            allocated_clusters: counts.allocated_clusters,
+            fragmented_clusters: counts.fragmented_clusters,
+            compressed_clusters: counts.compressed_clusters,
+            findings: with_own_keys.then(|| report.findings.iter().map(ToString::to_string).collect()),
+            findings_left_out: with_own_keys.then_some(report.findings_left_out),
+        },
+    )
 }
 
 /// Findings, a line each, for standard error.
-pub(crate) fn findings_text(report: &CheckReport) -> String {
+pub(crate) fn findings_text(dialect: Program, report: &CheckReport) -> String {
     let mut out = String::new();
     if let Some(repair) = &report.repair {
-        if program::called().is_qemu() && !repair.rebuilt {
+        if dialect.is_qemu() && !repair.rebuilt {
             // qemu-img looks twice, and tells wrong counts of references both times.
             let lines = repair.findings.iter().map(ToString::to_string);
             lines.filter_map(|line| as_found(&line)).for_each(|line| out.push_str(&line));

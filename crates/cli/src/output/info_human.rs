@@ -7,17 +7,17 @@ use super::json::path_text;
 use super::printable::printable;
 use super::units::size_short;
 
-use crate::program;
+use crate::program::Program;
 use crate::sector_size::unusual;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};
 
 /// Everything about one image and what it lies in.
-pub(crate) fn image_text(node: &InfoNode, fragmentation: Option<Fragmentation>) -> String {
-    let mut out = own_text(node);
-    push_children(&mut out, node, "");
+pub(crate) fn image_text(dialect: Program, node: &InfoNode, fragmentation: Option<Fragmentation>) -> String {
+    let mut out = own_text(dialect, node);
+    push_children(dialect, &mut out, node, "");
     let qcow2 = node.image().and_then(|info| info.qcow2.as_ref());
-    if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
+    if let Some(qcow2) = qcow2.filter(|_| !dialect.is_qemu()) {
         let _ = writeln!(out, "full cache size: {}", size_short(qcow2.full_cache_bytes));
         for limitation in &qcow2.limitations {
             let _ = writeln!(out, "limitation: {}", printable(limitation));
@@ -30,12 +30,12 @@ pub(crate) fn image_text(node: &InfoNode, fragmentation: Option<Fragmentation>) 
 }
 
 /// The nodes below `node`, which is at `path`, each with an indent of its own.
-fn push_children(out: &mut String, node: &InfoNode, path: &str) {
+fn push_children(dialect: Program, out: &mut String, node: &InfoNode, path: &str) {
     for (name, below) in &node.children {
         let path = format!("{path}/{name}");
         let _ = writeln!(out, "Child node '{path}':");
-        let mut text = if below.children.is_empty() { leaf_text(below) } else { own_text(below) };
-        push_children(&mut text, below, &path);
+        let mut text = if below.children.is_empty() { leaf_text(below) } else { own_text(dialect, below) };
+        push_children(dialect, &mut text, below, &path);
         for line in text.lines() {
             let _ = writeln!(out, "    {line}");
         }
@@ -58,7 +58,7 @@ fn actual_size(node: &InfoNode) -> String {
 }
 
 /// Lines of a node by itself.
-fn own_text(node: &InfoNode) -> String {
+fn own_text(dialect: Program, node: &InfoNode) -> String {
     let mut out = format!("image: {}\nfile format: {}\n", printable(&node.filename), node.format);
     let _ = writeln!(out, "virtual size: {} ({} bytes)", size_short(node.virtual_size), node.virtual_size);
     let _ = writeln!(out, "disk size: {}", actual_size(node));
@@ -97,7 +97,7 @@ fn own_text(node: &InfoNode) -> String {
         push_luks(&mut out, luks, 4, false);
     }
     if let Some(foreign) = &info.foreign {
-        push_foreign(&mut out, foreign);
+        push_foreign(dialect, &mut out, foreign);
     }
     out
 }
@@ -156,8 +156,8 @@ pub(crate) fn snapshot_list(snapshots: &[SnapshotInfo]) -> String {
     out
 }
 
-fn push_foreign(out: &mut String, foreign: &ForeignInfo) {
-    let is_qemu = program::called().is_qemu();
+fn push_foreign(dialect: Program, out: &mut String, foreign: &ForeignInfo) {
+    let is_qemu = dialect.is_qemu();
     if foreign.vmdk.is_none() && is_qemu {
         return;
     }

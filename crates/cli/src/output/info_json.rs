@@ -5,7 +5,7 @@ use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
 use crate::backing::resolve;
 
-use crate::program;
+use crate::program::Program;
 use crate::sector_size::unusual;
 use serde::Serialize;
 use std::path::Path;
@@ -171,10 +171,10 @@ struct Child {
 
 impl ImageNode {
     /// The object for a node, with zebu's own keys where zebu is not called by a name of QEMU.
-    pub(crate) fn new(node: &InfoNode, fragmentation: Option<Fragmentation>) -> Self {
+    pub(crate) fn new(dialect: Program, node: &InfoNode, fragmentation: Option<Fragmentation>) -> Self {
         let mut told = Self::of(node);
         let qcow2 = node.image().and_then(|info| info.qcow2.as_ref());
-        if let Some(qcow2) = qcow2.filter(|_| !program::called().is_qemu()) {
+        if let Some(qcow2) = qcow2.filter(|_| !dialect.is_qemu()) {
             told.full_cache_size = Some(qcow2.full_cache_bytes);
             told.limitations = Some(qcow2.limitations.clone());
         }

@@ -3,14 +3,14 @@
 use super::printable::is_control;
 use super::qemu_json;
 use crate::failure::Failure;
-use crate::program;
+use crate::program::Program;
 use serde::Serialize;
 
 /// `value` as text, with a line end.
 ///
 /// Under QEMU's names it has QEMU's layout to the letter.
-pub(crate) fn to_text(value: &impl Serialize) -> Result<String, Failure> {
-    if program::called().is_qemu() {
+pub(crate) fn to_text(dialect: Program, value: &impl Serialize) -> Result<String, Failure> {
+    if dialect.is_qemu() {
         let value = serde_json::to_value(value)
             .map_err(|error| Failure::new(format!("could not put the result into JSON: {error}")))?;
         return Ok(escape(&(qemu_json::text(&value) + "\n")));
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn names_are_whole_and_send_nothing_to_a_terminal() {
         let name = "a\u{9b}31m\u{7f}\u{1b}[2J\n\u{202e}gr\u{f6}\u{df}e \u{1f9a7}";
-        let text = to_text(&[name]).unwrap();
+        let text = to_text(Program::Zebu, &[name]).unwrap();
         assert_eq!(text, "[\n    \"a\\u009b31m\\u007f\\u001b[2J\\n\\u202egr\u{f6}\u{df}e \u{1f9a7}\"\n]\n");
         assert_eq!(serde_json::from_str::<Vec<String>>(&text).unwrap(), [name]);
     }

@@ -1,13 +1,13 @@
 //! Standard error, beside the failure that ends a command.
 
 use super::printable::printable;
-use crate::program;
+use crate::program::Program;
 use std::io::Write;
 
 /// Writes a line for people: what they should know of, though the command goes on.
-pub(crate) fn tell(message: &str) {
+pub(crate) fn tell(dialect: Program, message: &str) {
     // There is nobody left to tell if standard error is gone.
-    let _ = writeln!(std::io::stderr(), "{}: {}", program::called().name(), printable(message));
+    let _ = writeln!(std::io::stderr(), "{}: {}", dialect.name(), printable(message));
 }
 
 /// Writes a warning as it stands, which may take several lines.

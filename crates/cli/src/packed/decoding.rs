@@ -4,6 +4,7 @@ use super::decode::Packing;
 use super::pieces::Pieces;
 use super::range_reader::RangeReader;
 use crate::output::stderr;
+use crate::program::Program;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::PathBuf;
@@ -33,20 +34,24 @@ pub(super) struct Source {
 pub(super) struct Tail {
     /// The file as the user named it.
     file: PathBuf,
+    dialect: Program,
     is_told: Arc<AtomicBool>,
 }
 
 impl Tail {
-    pub(super) fn of(file: PathBuf) -> Self {
-        Self { file, is_told: Arc::default() }
+    pub(super) fn of(dialect: Program, file: PathBuf) -> Self {
+        Self { file, dialect, is_told: Arc::default() }
     }
 
     fn tell(&self) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            stderr::tell(&format!(
-                "warning: '{}': something else lies behind what gzip packed; it is ignored, as gunzip does",
-                self.file.display()
-            ));
+            stderr::tell(
+                self.dialect,
+                &format!(
+                    "warning: '{}': something else lies behind what gzip packed; it is ignored, as gunzip does",
+                    self.file.display()
+                ),
+            );
         }
     }
 }

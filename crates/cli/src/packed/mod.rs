@@ -12,7 +12,7 @@ mod parts;
 mod pieces;
 mod range_reader;
 mod recent;
-pub(crate) mod registry;
+mod registry;
 #[cfg(test)]
 mod samples;
 mod spill;
@@ -22,10 +22,10 @@ mod told_length;
 mod window;
 mod xz;
 
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::named_disks::is_remote;
-use crate::program;
 use crate::size::size_argument;
 use crate::watch::Watch;
 use decode::Packing;
@@ -33,6 +33,7 @@ use decoding::{Fault, Length, Source, Tail};
 use pieces::{Pieces, Range};
 use range_reader::RangeReader;
 use registry::Unpacked;
+pub(crate) use registry::UnpackedFiles;
 use spill::Stopped;
 use std::fs::File;
 use std::io::{self, Read};
@@ -125,6 +126,7 @@ fn spill_directory(target: &Path) -> PathBuf {
 /// Unpacks a source, if it is packed, or begins to: the name in `spec` leads to what it holds from then on. `targets` are
 /// the files that will be written, that of the image first. `reader` is asked for if the source is packed.
 pub(crate) fn prepare(
+    context: &Context,
     args: &PackedArgs,
     spec: &mut ImageSpec,
     targets: &[&Path],
@@ -144,7 +146,10 @@ pub(crate) fn prepare(
         return no_member("and with the format raw the very bytes of the file are the disk");
     }
     // QEMU's programs unpack nothing; and what is to be changed can't be.
-    if program::called().is_qemu() || spec.options.access == Access::ReadWrite || is_remote(path) {
+    if context.dialect.is_qemu()
+        || spec.options.access == Access::ReadWrite
+        || context.disks.names.is_remote(path)
+    {
         return no_member("which this is not read as");
     }
     // Not opened if it is none: a pipe would block.
@@ -169,7 +174,7 @@ pub(crate) fn prepare(
         }
         if let Some(packing) = packing {
             let reader = reader()?;
-            let source = layer.source(packing, path, watch);
+            let source = layer.source(packing, Tail::of(context.dialect, path.clone()), watch);
             if is_raw_stream(spec, reader.order, &source).map_err(&failed)? {
                 streamed = Some((source, reader));
                 layers += 1;
@@ -220,7 +225,7 @@ pub(crate) fn prepare(
     } else {
         Unpacked::Window(Window::new(layer.file, layer.bytes).map_err(|e| fail(&e.to_string()))?)
     };
-    registry::note(path, unpacked);
+    context.disks.unpacked.note(path, unpacked);
     Ok(prepared)
 }
 
@@ -236,8 +241,8 @@ pub(crate) enum Unpacking {
 }
 
 /// Outcome of unpacking the sources of a command that has failed.
-pub(crate) fn unpacking_of(specs: &[ImageSpec]) -> Unpacking {
-    let faults = specs.iter().filter_map(|spec| Some((spec, registry::fault(&spec.path)?)));
+pub(crate) fn unpacking_of(disks: &Disks, specs: &[ImageSpec]) -> Unpacking {
+    let faults = specs.iter().filter_map(|spec| Some((spec, disks.unpacked.fault(&spec.path)?)));
     let mut found = Unpacking::Sound;
     for (spec, fault) in faults {
         match fault {
@@ -306,9 +311,9 @@ impl Layer {
         Ok(first)
     }
 
-    fn source(&self, packing: Packing, path: &Path, watch: &Watch) -> Source {
+    fn source(&self, packing: Packing, tail: Tail, watch: &Watch) -> Source {
         let (file, bytes) = (Arc::clone(&self.file), Arc::clone(&self.bytes));
-        Source { file, bytes, packing, cancel: watch.cancel().clone(), tail: Tail::of(path.to_owned()) }
+        Source { file, bytes, packing, cancel: watch.cancel().clone(), tail }
     }
 
     /// Unpacks a source. The error has a reason unless it was cancelled.

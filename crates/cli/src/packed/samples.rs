@@ -3,6 +3,7 @@
 use super::decode::Packing;
 use super::decoding::{Source, Tail};
 use super::pieces::{Pieces, Range};
+use crate::program::Program;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -44,7 +45,13 @@ pub(super) fn source(packed: &[u8]) -> Source {
     file.write_all(packed).expect("just made");
     let bytes = Arc::new(Pieces::of(Range { start: 0, len: packed.len() as u64 }));
     let packing = Packing::of(packed).unwrap_or(Packing::Xz);
-    Source { file: Arc::new(file), bytes, packing, cancel: Cancel::new(), tail: Tail::of("sample".into()) }
+    Source {
+        file: Arc::new(file),
+        bytes,
+        packing,
+        cancel: Cancel::new(),
+        tail: Tail::of(Program::Zebu, "sample".into()),
+    }
 }
 
 /// Processor time of this thread.

@@ -6,17 +6,15 @@
 use super::decoding::{Decoding, Fault, Length, Source};
 use super::recent::{BLOCK, Recent};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use zebu::jobs::SourceEnd;
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_drivers::fresh_identity;
 
 /// Bytes that are unpacked before somebody asks for them.
 const AHEAD: u64 = 8 << 20;
 /// How often unpacking begins anew.
 const MOST_PASSES: usize = 8;
-/// Identities of streams: of no other file of the process.
-static NEXT: AtomicU64 = AtomicU64::new(1 << 49);
 
 /// The storage.
 pub(super) struct PackedStream {
@@ -125,7 +123,7 @@ impl PackedStream {
             }
             drop(closing);
         })?;
-        Ok(Arc::new(Self { shared, identity: NEXT.fetch_add(1, Ordering::Relaxed) }))
+        Ok(Arc::new(Self { shared, identity: fresh_identity() }))
     }
 
     /// Why reads fail, if they do.

@@ -3,15 +3,13 @@
 use super::pieces::Pieces;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_drivers::fresh_identity;
 
 /// Threads that read.
 const THREADS: usize = 4;
-/// Identities of windows: of no other file of the process.
-static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
 
 /// The window.
 pub(crate) struct Window {
@@ -36,7 +34,7 @@ impl Window {
                 }
             })?;
         }
-        let identity = NEXT.fetch_add(1, Ordering::Relaxed);
+        let identity = fresh_identity();
         Ok(Arc::new(Self { bytes, identity, work: Mutex::new(work) }))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
+use crate::context::Context;
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -21,17 +22,17 @@ const FORMATS: &str = "Supported image formats:
   vmdk vpc";
 
 /// Reads the command line as qemu-img does, and runs the command.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
-    if let Some(code) = object_help::answer(&arguments) {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
+    if let Some(code) = object_help::answer(context.dialect, &arguments) {
         return code;
     }
     let matches = match parse(&command(), leading(arguments)) {
         Ok(matches) => matches,
-        Err(error) => return cli::report_usage_as(&error, usage::failure),
+        Err(error) => return cli::report_usage_as(context.dialect, &error, usage::failure),
     };
     match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli.finish(),
-        Err(error) => cli::report(&Failure::usage(cli::usage_message(&error)), None),
+        Ok(cli) => cli.finish(context),
+        Err(error) => cli::report(context.dialect, &Failure::usage(cli::usage_message(&error)), None),
     }
 }
 
@@ -56,7 +57,7 @@ fn command() -> clap::Command {
     let commands = Cli::command();
     let known = commands.get_subcommands().filter(|command| COMMANDS.contains(&command.get_name()));
     let known = known.map(|command| command.clone().disable_help_flag(true).arg(help_argument()));
-    with_qemu_grammar(clap::Command::new("qemu-img"))
+    with_qemu_grammar(clap::Command::new("qemu-img").bin_name("qemu-img"))
         .about(format!("qemu-img {VERSION}\nQEMU's disk image utility, by zebu"))
         .override_usage("qemu-img [standard options] command [command options]")
         .after_help(FORMATS)
@@ -69,6 +70,7 @@ fn command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::program::Program;
 
     fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {
         super::parse(&command(), leading(line.split(' ').map(OsString::from).collect()))
@@ -90,7 +92,7 @@ mod tests {
             "qemu-img info --http://u:PW@h/x",
         ] {
             let error = parse(line).unwrap_err();
-            let text = usage::failure(&error, line.split(' ').nth(1)).text(None);
+            let text = usage::failure(&error, line.split(' ').nth(1)).text(Program::QemuImg, None);
             assert!(!text.contains("PW"), "{line}: {text}");
         }
     }

@@ -3,31 +3,32 @@
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
+use crate::context::Context;
 use crate::failure::Failure;
 use clap::{Args, FromArgMatches};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Reads the command line as qemu-io does, and runs it.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
-    if let Some(code) = object_help::answer(&arguments) {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
+    if let Some(code) = object_help::answer(context.dialect, &arguments) {
         return code;
     }
     let matches = match parse(&command(), arguments) {
         Ok(matches) => matches,
-        Err(error) => return cli::report_usage_as(&error, usage::failure),
+        Err(error) => return cli::report_usage_as(context.dialect, &error, usage::failure),
     };
     let outcome = IoArgs::from_arg_matches(&matches)
         .map_err(|error| Failure::usage(cli::usage_message(&error)))
-        .and_then(|args| io::run(&args));
+        .and_then(|args| io::run(&args, context));
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => cli::report(&failure, None),
+        Err(failure) => cli::report(context.dialect, &failure, None),
     }
 }
 
 fn command() -> clap::Command {
-    with_qemu_grammar(IoArgs::augment_args(clap::Command::new("qemu-io")))
+    with_qemu_grammar(IoArgs::augment_args(clap::Command::new("qemu-io").bin_name("qemu-io")))
         .about(format!("qemu-io {VERSION}\nQEMU's disk exerciser, by zebu"))
         .arg(trace_argument())
         .after_help("See 'qemu-io -c help' for the commands.")

@@ -4,6 +4,7 @@ use super::nbd_objects::Objects;
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::serve;
+use crate::context::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::nbd_list::{self, Server};
 use crate::output::stdout;
@@ -166,31 +167,31 @@ struct NbdArgs {
 }
 
 /// Reads the command line as qemu-nbd does, and runs it.
-pub(crate) fn main(arguments: Vec<OsString>) -> ExitCode {
-    if let Some(code) = object_help::answer(&arguments) {
+pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
+    if let Some(code) = object_help::answer(context.dialect, &arguments) {
         return code;
     }
     let matches = match parse(&command(), arguments.clone()) {
         Ok(matches) => matches,
-        Err(error) => return cli::report_usage_as(&error, usage::failure),
+        Err(error) => return cli::report_usage_as(context.dialect, &error, usage::failure),
     };
     let outcome = NbdArgs::from_arg_matches(&matches)
         .map_err(|error| Failure::usage(cli::usage_message(&error)))
-        .and_then(|args| run(&args, &arguments));
+        .and_then(|args| run(&args, &arguments, context));
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => cli::report(&failure, None),
+        Err(failure) => cli::report(context.dialect, &failure, None),
     }
 }
 
 fn command() -> clap::Command {
-    with_qemu_grammar(NbdArgs::augment_args(clap::Command::new("qemu-nbd")))
+    with_qemu_grammar(NbdArgs::augment_args(clap::Command::new("qemu-nbd").bin_name("qemu-nbd")))
         .about(format!("qemu-nbd {VERSION}\nQEMU Disk Network Block Device Utility, by zebu"))
         .override_usage("qemu-nbd [OPTIONS] FILE\n       qemu-nbd -L [OPTIONS]")
         .arg(trace_argument())
 }
 
-fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
+fn run(args: &NbdArgs, arguments: &[OsString], context: &Context) -> Result<u8, Failure> {
     if args.partition.is_some() {
         return Err(Failure::new(
             "-P is not supported: connect the whole disk (-c /dev/nbd0), and use the kernel's partitions (/dev/nbd0p1)",
@@ -208,7 +209,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
     let objects = Objects::read(&args.object)?;
     check_tls(args)?;
     if args.list {
-        return list(args, &objects);
+        return list(args, context, &objects);
     }
     let [file] = args.files.as_slice() else { return Err(Failure::usage("Invalid number of arguments")) };
     let is_forked = args.fork || args.connect.is_some() && !args.verbose;
@@ -224,7 +225,7 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         // Fails only where this process leads a session already.
         let _ = rustix::process::setsid();
     }
-    let overlay = args.snapshot.then(|| overlay(args, file)).transpose()?;
+    let overlay = args.snapshot.then(|| overlay(args, context, file)).transpose()?;
     let mut words = words(args, &objects)?;
     if let Some(overlay) = &overlay {
         words.extend(["--format", "qcow2", "--allow-refs", "all", "--"].map(OsString::from));
@@ -235,17 +236,18 @@ fn run(args: &NbdArgs, arguments: &[OsString]) -> Result<u8, Failure> {
         words.push("--".into());
         words.push(file.clone());
     }
-    let serve = ServeArgs::augment_args(clap::Command::new("qemu-nbd").args_override_self(true));
+    let serve =
+        ServeArgs::augment_args(clap::Command::new("qemu-nbd").bin_name("qemu-nbd").args_override_self(true));
     let matches = serve.try_get_matches_from(words).map_err(|error| usage::failure(&error, None))?;
     let mut serve =
         ServeArgs::from_arg_matches(&matches).map_err(|error| Failure::usage(cli::usage_message(&error)))?;
     serve.tls_authorization = authorization(args, &objects)?;
     serve.until_last_client = !args.persistent;
     serve.announce = if args.detached { Announce::Ready } else { Announce::Nothing };
-    serve::run(&serve)
+    serve::run(&serve, context)
 }
 
-fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
+fn list(args: &NbdArgs, context: &Context, objects: &Objects) -> Result<u8, Failure> {
     if !args.files.is_empty() {
         return Err(Failure::new("List mode is incompatible with a file name"));
     }
@@ -259,7 +261,7 @@ fn list(args: &NbdArgs, objects: &Objects) -> Result<u8, Failure> {
         Server::Tcp(host, args.port.unwrap_or(PORT))
     };
     // Secrets are not needed, and must be right all the same.
-    SecretArgs { object: args.object.clone() }.read(Sources::All)?;
+    SecretArgs { object: args.object.clone() }.read(&context.disks, Sources::All)?;
     let tls = args.tls_creds.as_ref().map(|id| client(args, objects, id, &server)).transpose()?;
     nbd_list::run(&server, tls.as_ref())
 }
@@ -443,11 +445,11 @@ fn client(args: &NbdArgs, objects: &Objects, id: &str, server: &Server) -> Resul
 }
 
 /// The temporary overlay of `-s`.
-fn overlay(args: &NbdArgs, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
+fn overlay(args: &NbdArgs, context: &Context, file: &OsStr) -> Result<TemporaryOverlay, Failure> {
     if args.image_opts {
         return Err(Failure::new("-s can't be used with --image-opts"));
     }
-    TemporaryOverlay::over(file, args.format.as_deref())
+    TemporaryOverlay::over(context, file, args.format.as_deref())
 }
 
 /// Starts the server as a process of its own, and waits until clients can connect.

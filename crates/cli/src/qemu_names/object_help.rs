@@ -3,6 +3,7 @@
 use crate::cli;
 use crate::objects::object_help;
 use crate::output::stdout;
+use crate::program::Program;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -10,11 +11,11 @@ use std::process::ExitCode;
 const OPTION: (&str, usize) = ("--object", "--obj".len());
 
 /// Prints the help that the command line asks for; `None` if it asks for none.
-pub(super) fn answer(arguments: &[OsString]) -> Option<ExitCode> {
+pub(super) fn answer(dialect: Program, arguments: &[OsString]) -> Option<ExitCode> {
     let help = asked(arguments)?;
     Some(match stdout::print(&help) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => cli::report(&failure, None),
+        Err(failure) => cli::report(dialect, &failure, None),
     })
 }
 

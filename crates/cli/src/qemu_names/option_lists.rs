@@ -1,7 +1,7 @@
 //! The lists of `-o help`, line by line as qemu-img prints them: scripts look for options in them.
 
 use crate::failure::Failure;
-use crate::program;
+use crate::program::Program;
 use zebu::Format;
 
 /// Options of the file that an image is in, as opposed to its format.
@@ -99,8 +99,8 @@ fn list(heading: &str, mut lines: Vec<Line>) -> String {
 }
 
 /// Refuses, under QEMU's names, lists of options that QEMU refuses as such.
-pub(crate) fn check(lists: &[String]) -> Result<(), Failure> {
-    match lists.iter().find(|options| program::called().is_qemu() && !is_valid(options)) {
+pub(crate) fn check(dialect: Program, lists: &[String]) -> Result<(), Failure> {
+    match lists.iter().find(|options| dialect.is_qemu() && !is_valid(options)) {
         Some(options) => Err(Failure::new(format!("Invalid option list: {options}"))),
         None => Ok(()),
     }

@@ -2,8 +2,9 @@
 //! program again, outside of the sandbox, and connects only to addresses that were known when it was started. It signs the URLs of objects in stores, too, and reads the
 //! credentials for that.
 
+use crate::context::Context;
 use crate::failure::Failure;
-use crate::remote_disk::{http_options, network};
+use crate::remote_disk::RemoteDisks;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
@@ -39,8 +40,8 @@ pub(crate) struct ConnectArgs {
 }
 
 /// Starts it, if images are on servers.
-pub(crate) fn start() -> Result<(), Failure> {
-    let peers = network().peers();
+pub(crate) fn start(remote: &RemoteDisks) -> Result<(), Failure> {
+    let peers = remote.network().peers();
     if peers.is_empty() {
         return Ok(());
     }
@@ -65,18 +66,18 @@ pub(crate) fn start() -> Result<(), Failure> {
             Peer::Object(name) => command.arg("--object").arg(name),
         };
     }
-    if let Some(authorities) = http_options().authorities {
+    if let Some(authorities) = remote.http_options().authorities {
         command.arg("--tls-ca").arg(authorities);
     }
     // What a terminal sends to the server's group is not for it. Nobody waits for it: it ends when the server does.
     command.process_group(0).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().map_err(fail)?;
-    network().use_broker(Broker::new(ours, peers));
+    remote.network().use_broker(Broker::new(ours, peers));
     Ok(())
 }
 
 /// Connects until the server is gone.
-pub(crate) fn run(args: &ConnectArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &ConnectArgs, context: &Context) -> Result<u8, Failure> {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         // A service manager sends them to all processes at once; the server's end is what counts.
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &ConnectArgs) -> Result<u8, Failure> {
     let unix = args.unix.iter().cloned().map(Peer::Unix);
     let objects = args.object.iter().cloned().map(Peer::Object);
     let peers: Vec<Peer> = tcp.chain(unix).chain(objects).collect();
-    let options = http_options().authorities(args.tls_ca.clone());
+    let options = context.disks.remote.http_options().authorities(args.tls_ca.clone());
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
     let served =
         socket.and_then(|socket| Broker::serve(&socket, &peers, move |name| sign_for_broker(name, &options)));

@@ -4,9 +4,8 @@ use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request, VERSION};
 use super::hydrations::Hydrations;
-use super::verified;
+use crate::disks::Disks;
 use crate::output::info_json;
-use crate::remote_cache;
 use futures_util::lock::Mutex;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -30,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The subjects of requests: exports and their images.
 pub(crate) struct Controlled {
+    /// The disks of the server.
+    pub(crate) disks: Arc<Disks>,
     pub(crate) exports: Exports,
     pub(crate) backups: Backups,
     pub(crate) hydrations: Hydrations,
@@ -88,7 +89,7 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { exports, backups, hydrations, memory, resizing }: &Controlled,
+    Controlled { disks, exports, backups, hydrations, memory, resizing }: &Controlled,
     command: Command,
     descriptor: Option<OwnedFd>,
 ) -> Result<Value, String> {
@@ -96,11 +97,11 @@ async fn execute(
         Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
             let mut all = json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() });
-            let cache = remote_cache::counters();
+            let cache = disks.remote.cache.counters();
             if !cache.is_null() {
                 all["remote-cache"] = cache;
             }
-            let verified = verified::counters();
+            let verified = disks.verified.counters();
             if !verified.is_empty() {
                 all["verified"] = verified.into();
             }

@@ -6,33 +6,34 @@ use crate::serve::cleaner::Cleaner;
 use crate::serve::serve_args::ServeArgs;
 use std::path::PathBuf;
 use zebu_export::fuse::{FuseConfig, FuseMount};
-use zebu_export::{ExportError, Exports, Level, MemoryBudget, WorkerPool};
+use zebu_export::{ExportError, Exports, Level, Log, MemoryBudget, WorkerPool};
 
 /// The files and mounts, until this is dropped.
-pub(crate) struct Footprint<'a> {
-    args: &'a ServeArgs,
+pub(crate) struct Footprint {
+    log: Log,
     sockets: Vec<SocketFile>,
     mounts: Vec<FuseMount>,
     /// The process that removes them, if the server itself may not in the end.
     cleaner: Option<Cleaner>,
 }
 
-impl<'a> Footprint<'a> {
+impl Footprint {
     /// With the files of these sockets; mounts the images over their files.
     pub(crate) fn start(
-        args: &'a ServeArgs,
+        args: &ServeArgs,
+        log: &Log,
         sockets: Vec<SocketFile>,
         exports: &Exports,
         memory: &MemoryBudget,
     ) -> Result<Self, Failure> {
-        let mut footprint = Self { args, sockets, mounts: Vec::new(), cleaner: None };
+        let mut footprint = Self { log: log.clone(), sockets, mounts: Vec::new(), cleaner: None };
         for (path, export) in args.fuse.iter().zip(exports.iter()) {
             // To look at what is mounted there already would wait for it to be served.
             let is_there = |real: PathBuf| footprint.mounts.iter().any(|mount| mount.path() == real);
             if std::fs::canonicalize(path).is_ok_and(is_there) {
                 return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
             }
-            let config = FuseConfig::default().memory(memory.clone()).log(args.log());
+            let config = FuseConfig::default().memory(memory.clone()).log(log.clone());
             footprint.mounts.push(FuseMount::over(path, export, config)?);
         }
         Ok(footprint)
@@ -63,19 +64,19 @@ impl<'a> Footprint<'a> {
             && !sockets.is_empty()
             && let Some(warning) = cleaner.remove_sockets()
         {
-            self.args.log().write(Level::Warning, format_args!("{warning}"));
+            self.log.write(Level::Warning, format_args!("{warning}"));
         }
     }
 }
 
-impl Drop for Footprint<'_> {
+impl Drop for Footprint {
     fn drop(&mut self) {
         self.remove_sockets();
         let mounts = std::mem::take(&mut self.mounts);
         if let Some(cleaner) = self.cleaner.take() {
             mounts.iter().for_each(FuseMount::expect_unmount);
             for line in cleaner.unmount() {
-                self.args.log().write(Level::Warning, format_args!("{line}"));
+                self.log.write(Level::Warning, format_args!("{line}"));
             }
             mounts.into_iter().for_each(FuseMount::stop_unmounted);
         }

@@ -50,6 +50,7 @@ impl KernelDevices {
     /// Makes those of ublk, or takes them over, and has the workers of `pool` serve them. Prepares those of NBD.
     pub(crate) fn start(
         args: &ServeArgs,
+        log: &Log,
         session: &Session,
         pool: &WorkerPool,
         exports: &Exports,
@@ -68,7 +69,7 @@ impl KernelDevices {
         let mut devices = Self { ublk: Vec::new(), nbd: Vec::new(), origin };
         for (number, export) in args.ublk.iter().zip(exports.iter()) {
             let config =
-                UblkConfig::default().queues(args.queues as u16).memory(memory.clone()).log(args.log());
+                UblkConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log.clone());
             devices.ublk.push(match (number, origin) {
                 (DeviceNumber::This(id), Origin::TakenOver) => UblkDevice::recover(export, *id, config)?,
                 (DeviceNumber::This(id), Origin::New) => UblkDevice::add(export, Some(*id), config)?,
@@ -81,7 +82,7 @@ impl KernelDevices {
             });
         }
         for (index, export) in args.nbd_device.iter().zip(exports.iter()) {
-            let config = NbdDeviceConfig::default().connections(args.queues as usize).log(args.log());
+            let config = NbdDeviceConfig::default().connections(args.queues as usize).log(log.clone());
             devices.nbd.push(NbdDevice::new(export, *index, config)?);
         }
         for device in &mut devices.ublk {

@@ -2,9 +2,9 @@
 //! like, and clients can cause many.
 
 use std::io::Write as _;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -21,27 +21,34 @@ enum Line {
     End(Sender<()>),
 }
 
-/// Lines that were left out, since too many waited.
-static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// The way to the thread.
+struct Lines {
+    sender: SyncSender<Line>,
+    /// Lines that were left out, since too many waited.
+    left_out: Arc<AtomicU64>,
+}
 
-/// The way to the thread; `None` if the system gives none.
-fn lines() -> Option<&'static SyncSender<Line>> {
-    static LINES: OnceLock<Option<SyncSender<Line>>> = OnceLock::new();
+/// Standard error is one, and so is its thread; `None` if the system gives none.
+fn lines() -> Option<&'static Lines> {
+    static LINES: OnceLock<Option<Lines>> = OnceLock::new();
     let start = || {
         let (sender, receiver) = sync_channel(WAITING);
-        Builder::new().name("zebu-log".to_owned()).spawn(move || write(&receiver)).ok().map(|_| sender)
+        let left_out = Arc::<AtomicU64>::default();
+        let counted = Arc::clone(&left_out);
+        let started = Builder::new().name("zebu-log".to_owned()).spawn(move || write(&receiver, &counted));
+        started.ok().map(|_| Lines { sender, left_out })
     };
     LINES.get_or_init(start).as_ref()
 }
 
-fn write(lines: &Receiver<Line>) {
+fn write(lines: &Receiver<Line>, left_out: &AtomicU64) {
     for line in lines {
         // There is nobody left to tell if standard error is gone.
         let _ = match line {
             Line::Text(text) => std::io::stderr().write_all(text.as_bytes()),
             Line::End(sender) => sender.send(()).map_err(std::io::Error::other),
         };
-        let left_out = LEFT_OUT.swap(0, Relaxed);
+        let left_out = left_out.swap(0, Relaxed);
         if left_out > 0 {
             let what = "messages were left out, since nobody took those before them";
             let _ = writeln!(std::io::stderr(), "zebu: warning: {left_out} {what}");
@@ -55,8 +62,8 @@ pub(crate) fn say(text: String) {
         let _ = std::io::stderr().write_all(text.as_bytes());
         return;
     };
-    if lines.try_send(Line::Text(text)).is_err() {
-        LEFT_OUT.fetch_add(1, Relaxed);
+    if lines.sender.try_send(Line::Text(text)).is_err() {
+        lines.left_out.fetch_add(1, Relaxed);
     }
 }
 
@@ -65,7 +72,7 @@ pub(crate) fn finish() {
     let Some(lines) = lines() else { return };
     let deadline = Instant::now() + PATIENCE;
     let (sender, written) = channel();
-    while lines.try_send(Line::End(sender.clone())).is_err() {
+    while lines.sender.try_send(Line::End(sender.clone())).is_err() {
         if Instant::now() > deadline {
             return;
         }

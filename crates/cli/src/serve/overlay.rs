@@ -4,7 +4,6 @@ use super::log_lines;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::output::printable::printable;
-use crate::program;
 use crate::remote_names::backing_argument;
 use crate::session::Session;
 use std::ffi::OsStr;
@@ -34,7 +33,7 @@ pub(crate) fn overlay_of(
     let Some(found) = info.backing_file else {
         log_lines::say(format!(
             "{}: '{}' names no backing file: it has the whole disk, and '{}' is not used\n",
-            program::called().name(),
+            session.dialect().name(),
             printable(&overlay.to_string_lossy()),
             printable(&base.path.to_string_lossy()),
         ));
@@ -75,7 +74,7 @@ fn make(
     let made = session.worker().block_on(clone_image(session.worker(), &base.path, overlay, &options));
     made.map(drop).map_err(|error| {
         if error.image() == Some(&base.path) {
-            base.failure(&error)
+            base.failure(session.context(), &error)
         } else {
             Failure::during(&format!("could not make the overlay '{}'", overlay.display()), &error)
         }
@@ -93,5 +92,5 @@ fn look_at(session: &Session, spec: &ImageSpec) -> Result<ImageInfo, Failure> {
         image.close(worker).await?;
         info
     });
-    looked.map_err(|error| spec.failure(&error))
+    looked.map_err(|error| spec.failure(session.context(), &error))
 }

@@ -3,17 +3,16 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::local_name::path_argument;
 use crate::output::printable::printable;
-use crate::program;
+use crate::program::Program;
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
 use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
 use crate::size::size_argument;
-use crate::values::{Discard, caches, discard_argument, formats};
+use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
-use zebu::{CacheMode, Format};
+use zebu::CacheMode;
 use zebu_export::nbd::Authorization;
 use zebu_export::{Level, Log};
 
@@ -216,7 +215,7 @@ pub(crate) struct ServeArgs {
 
     /// Format of the images [default: probed; writing to a raw image needs it]
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<NamedFormat>,
 
     /// Cache mode of the images
     #[arg(
@@ -296,13 +295,11 @@ impl ServeArgs {
     }
 
     /// The log of the server.
-    pub(crate) fn log(&self) -> Log {
-        Log::new(self.log_level.level(), write_log)
+    pub(crate) fn log(&self, dialect: Program) -> Log {
+        Log::new(self.log_level.level(), move |level, message| {
+            // Names in it may be a client's; a message stays one line.
+            let message = message.to_string();
+            log_lines::say(format!("{}: {}: {}\n", dialect.name(), level.name(), printable(&message)));
+        })
     }
-}
-
-fn write_log(level: Level, message: fmt::Arguments<'_>) {
-    // Names in it may be a client's; a message stays one line.
-    let message = message.to_string();
-    log_lines::say(format!("{}: {}: {}\n", program::called().name(), level.name(), printable(&message)));
 }

@@ -7,7 +7,7 @@
 
 use super::log_lines;
 use crate::failure::Failure;
-use crate::program;
+use crate::program::Program;
 use crate::stop_signals::{Answer, Asked, signals_of_servers, survive_size_limit, take_over_signals};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator;
@@ -42,14 +42,15 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Begins to watch: from now on, the first signal does not end the process.
-    pub(crate) fn watch(counted: Counted) -> Result<Self, Failure> {
+    pub(crate) fn watch(dialect: Program, counted: Counted) -> Result<Self, Failure> {
         let fail = |error: io::Error| Failure::new(format!("could not watch for signals: {error}"));
         let (first, told) = UnixStream::pair().map_err(fail)?;
         take_over_signals();
         let mut signals = iterator::Signals::new(signals_of_servers()).map_err(fail)?;
         survive_size_limit().map_err(fail)?;
         let exports = Arc::new(OnceLock::<Exports>::new());
-        let ending = Ending { asked: Asked::default(), told: Some(told), exports: Arc::clone(&exports) };
+        let ending =
+            Ending { dialect, asked: Asked::default(), told: Some(told), exports: Arc::clone(&exports) };
         let ending = Arc::new(Mutex::new(ending));
         if counted == Counted::FromStarter {
             listen_to_starter(Arc::clone(&ending)).map_err(fail)?;
@@ -84,6 +85,7 @@ impl Signals {
 
 /// The end of a server, as signals bring it about.
 struct Ending {
+    dialect: Program,
     asked: Asked,
     /// Closed to have the server begin to end.
     told: Option<UnixStream>,
@@ -95,7 +97,7 @@ impl Ending {
     fn take(&mut self, signal: i32) {
         match self.asked.answer(signal, Instant::now()) {
             Answer::Begin => self.begin(),
-            Answer::EndAtOnce if !program::called().is_qemu() => {
+            Answer::EndAtOnce if !self.dialect.is_qemu() => {
                 say_what_is_lost(self.exports.get());
                 exit(CUT_SHORT);
             }

@@ -2,18 +2,12 @@
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::named_disks::note_verified;
-use crate::remote_disk::reads_afresh;
 use crate::session::Session;
-use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu::jobs::{Cancel, ManifestIndex};
 use zebu::{Access, Format, Image, Keys};
 use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
-
-/// The disks that are open, by the names of their images.
-static OPEN: Mutex<Vec<(String, Arc<Verified>)>> = Mutex::new(Vec::new());
 
 /// Told of what is wrong, by any thread.
 pub(crate) type Report = Box<dyn Fn(&str) + Send + Sync>;
@@ -43,7 +37,7 @@ impl VerifiedBase {
             return opened;
         }
         // The header may have come wrong, or a cache may have it so.
-        let afresh = reads_afresh();
+        let afresh = session.context().disks.remote.reads_afresh();
         if afresh.is_empty() { opened } else { Self::try_open(session, spec, manifest, &report) }
     }
 
@@ -75,18 +69,15 @@ impl VerifiedBase {
     ) -> Result<PathBuf, Failure> {
         let shown = spec.path.display().to_string();
         let below = Arc::new(ImageDisk::new(image.clone(), Access::ReadOnly, session.config().engine)?);
-        let hooks = VerifiedHooks::new(move |told: &str| report(told), reads_afresh);
+        let disks = &session.context().disks;
+        // The disk is theirs.
+        let owner = Arc::downgrade(disks);
+        let afresh = move || owner.upgrade().map(|disks| disks.remote.reads_afresh());
+        let hooks = VerifiedHooks::new(move |told: &str| report(told), afresh);
         let disk = Arc::new(Verified::new(below, &shown, index, hooks).map_err(Failure::new)?);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        // One image may be served twice.
-        let number = open.iter().filter(|(name, _)| *name == shown).count();
-        let name = if number == 0 {
-            format!("verified:{shown}")
-        } else {
-            format!("verified-{}:{shown}", number + 1)
-        };
-        let name = note_verified(PathBuf::from(name), disk.clone()).map_err(Failure::new)?;
-        open.push((shown, disk));
+        let name = disks.verified.name_of_next(&shown);
+        let name = disks.names.note_verified(PathBuf::from(name), disk.clone()).map_err(Failure::new)?;
+        disks.verified.note(shown, disk);
         Ok(name)
     }
 
@@ -102,19 +93,4 @@ impl VerifiedBase {
         spec.filters.clear();
         spec
     }
-}
-
-/// Counters of verified disks, as JSON.
-pub(crate) fn counters() -> Vec<Value> {
-    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let counted = open.iter().map(|(name, disk)| {
-        let counts = disk.counts();
-        json!({
-            "filename": name,
-            "manifest": disk.manifest().to_string_lossy(),
-            "mended-reads": counts.mended,
-            "refused-reads": counts.refused,
-        })
-    });
-    counted.collect()
 }

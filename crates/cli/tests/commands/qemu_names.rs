@@ -132,6 +132,60 @@ fn command_lines_end_as_with_qemu() {
     }
 }
 
+/// Command lines whose formats are drivers: each belongs to the image whose option named it. `n.sock` is a server's socket in
+/// the same directory.
+const DRIVERS: &[&str] = &[
+    "qemu-img create -q -f raw n.raw 1M",
+    "qemu-img create -q -f raw z.raw 1M",
+    "qemu-img convert -f nbd -O qcow2 nbd:unix:n.sock n.qcow2",
+    "qemu-img convert -f null-co -O qcow2 null-co:// q.qcow2",
+    "qemu-img compare -f raw -F nbd n.raw nbd:unix:n.sock",
+    "qemu-img compare -f raw -F nbd n.raw nbd+unix:///?socket=n.sock",
+    "qemu-img compare -f raw -F null-co z.raw null-co://",
+    "qemu-img compare -f null-co -F blkdebug null-co:// blkdebug::z.raw",
+    "qemu-img convert -n -O nbd z.raw nbd:unix:n.sock",
+    "qemu-img dd -f nbd if=nbd:unix:n.sock of=dd.raw",
+    "qemu-img measure -f nbd -O qcow2 nbd:unix:n.sock",
+    "qemu-img info -f nbd n.raw",
+    "qemu-img info -f null-co n.raw",
+    "qemu-img info -f null-aio null-co://",
+    "qemu-img info -f nbd --image-opts driver=raw,file.filename=n.raw",
+    "qemu-img convert -n -O nbd n.raw z.raw",
+    "qemu-img convert -O null-co n.raw x.raw",
+    "qemu-img convert -O blkdebug n.raw x.raw",
+    "qemu-img dd -O null-co if=n.raw of=null-co://",
+    "qemu-img commit -f nbd n.raw",
+    "qemu-img amend -f nbd -o compat=v3 n.raw",
+];
+
+#[test]
+fn a_driver_is_of_the_image_whose_option_named_it() {
+    if !qemu() {
+        return;
+    }
+    let names = Names::new();
+    let dirs = [names.dir(), names.0.path().join("qemu")];
+    let mut servers = Vec::new();
+    for dir in &dirs {
+        std::fs::create_dir_all(dir).unwrap();
+        std::fs::File::create(dir.join("served.raw")).unwrap().set_len(1 << 20).unwrap();
+        let mut server = Command::new("qemu-nbd");
+        server.args(["-t", "-e", "4", "-f", "raw", "-k"]).args([dir.join("n.sock"), dir.join("served.raw")]);
+        servers.push(server.spawn().unwrap());
+        wait_for_listener(&dir.join("n.sock"));
+    }
+    for line in DRIVERS {
+        let ours = names.run(line);
+        let theirs = run(OsStr::new("qemu-img"), line.split_once(' ').unwrap().1, &dirs[1]);
+        assert_eq!(ours.code, theirs.code, "{line}: {ours:#?} {theirs:#?}");
+        assert_eq!(ours.stderr.lines().next(), theirs.stderr.lines().next(), "{line}");
+    }
+    for mut server in servers {
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
+
 #[test]
 fn the_prompt_is_that_of_the_name() {
     let names = Names::new();

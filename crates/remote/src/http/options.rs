@@ -104,10 +104,11 @@ pub enum Verification {
 }
 
 /// Redirects that are followed: ten at most, to `http` and `https` only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Redirects {
     /// None from `https` to `http`, and none from a public address to a private one.
+    #[default]
     Safe,
     /// These as well.
     Any,

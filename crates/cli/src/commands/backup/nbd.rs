@@ -1,9 +1,9 @@
 //! `zebu backup` to a disk on an NBD server: written in order, as into an object.
 
 use super::BackupArgs;
+use crate::context::Context;
 use crate::failure::Failure;
-use crate::named_disks::is_remote;
-use crate::remote_names::{given_only, new_image_path};
+use crate::remote_names::given_only;
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ const BEGINNING: usize = 512;
 ///
 /// # Errors
 /// It is a disk on a server, and can't be written.
-pub(super) fn disk_on_server(target: &OsStr) -> Result<Option<PathBuf>, Failure> {
-    let path = new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    Ok(Some(path).filter(|path| is_remote(path)))
+pub(super) fn disk_on_server(context: &Context, target: &OsStr) -> Result<Option<PathBuf>, Failure> {
+    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    Ok(Some(path).filter(|path| context.disks.names.is_remote(path)))
 }
 
 /// Refuses what a backup on a server can't have, before anything is opened.
@@ -48,7 +48,9 @@ pub(super) fn back_up(
     options: &BackupOptions,
 ) -> Result<BackupReport, Failure> {
     let flags = OpenFlags::default().access(Access::ReadWrite).lock(LockMode::None);
-    let file = given_only().open(disk, &flags).map_err(|error| Failure::opening(disk, &error.into()))?;
+    let file = given_only(session.context())
+        .open(disk, &flags)
+        .map_err(|error| Failure::opening(session.context(), disk, &error.into()))?;
     check_blank(session, &file)?;
     let worker = session.worker();
     let failed = |error: zebu::Error| match error.image() {
@@ -64,7 +66,7 @@ fn check_blank(session: &Session, file: &File) -> Result<(), Failure> {
     let worker = session.worker();
     let len = BEGINNING.min(usize::try_from(file.len()).unwrap_or(BEGINNING));
     let (read, bufs) = worker.block_on(worker.read(file, 0, IoBuf::zeroed(len).into()));
-    read.map_err(|error| Failure::opening(file.path(), &error.into()))?;
+    read.map_err(|error| Failure::opening(session.context(), file.path(), &error.into()))?;
     let mut beginning = [0; BEGINNING];
     bufs.copy_to(0, &mut beginning[..len]);
     if beginning.iter().all(|byte| *byte == 0) {

@@ -2,7 +2,6 @@
 
 use super::BackupArgs;
 use crate::failure::Failure;
-use crate::remote_disk::http_options;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
 use zebu::jobs::{BackupOptions, BackupReport, backup_streamed, measure_image};
@@ -43,7 +42,12 @@ pub(super) fn back_up(
     let create = CreateOptions::default().format(Format::Qcow2).cluster_size(options.cluster_size);
     let measured = worker.block_on(measure_image(worker, image, &create, &options.control));
     let most = measured.map_err(failed)?.required;
-    let target = StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
+    let disks = &session.context().disks;
+    let target = StoreTarget::begin(
+        &disks.uploads,
+        name,
+        UploadOptions::new(parts, most, Length::Growing, disks.remote.http_options()),
+    )?;
     target.must_not_exist()?;
     let file = target.file()?;
     let done = worker.block_on(backup_streamed(worker, image, file, &options)).map_err(failed);

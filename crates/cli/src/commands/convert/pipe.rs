@@ -5,11 +5,11 @@
 
 use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
+use crate::context::Context;
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
-use crate::named_disks::note_open;
 use crate::output_pipe::OutputPipe;
-use crate::program;
+use crate::program::Program;
 use crate::session::Session;
 use crate::temporary_directory::unnamed_file;
 use crate::watch::Watch;
@@ -30,18 +30,22 @@ const PIECE: usize = 1 << 20;
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Whether a target is standard output. Under QEMU's names, it is a file of that name.
-pub(super) fn is_pipe(target: &OsStr) -> bool {
-    target == "-" && !program::called().is_qemu()
+pub(super) fn is_pipe(dialect: Program, target: &OsStr) -> bool {
+    target == "-" && !dialect.is_qemu()
 }
 
 /// The sources, with the place of the spooled one instead of `-`.
-pub(super) fn with_spooled(sources: &[OsString], place: Option<&Path>) -> Result<Vec<OsString>, Failure> {
-    let is_input = |source: &&OsString| is_pipe(source);
+pub(super) fn with_spooled(
+    dialect: Program,
+    sources: &[OsString],
+    place: Option<&Path>,
+) -> Result<Vec<OsString>, Failure> {
+    let is_input = |source: &&OsString| is_pipe(dialect, source);
     if sources.iter().filter(is_input).count() > 1 {
         return Err(Failure::usage("standard input ('-') is one source, and can be read once"));
     }
     let named = |source: &OsString| match place {
-        Some(place) if is_pipe(source) => place.as_os_str().to_owned(),
+        Some(place) if is_pipe(dialect, source) => place.as_os_str().to_owned(),
         _ => source.clone(),
     };
     Ok(sources.iter().map(named).collect())
@@ -57,7 +61,7 @@ pub(super) enum Way {
 }
 
 /// Chooses the way, and refuses options that a pipe can't have.
-pub(super) fn way(args: &ConvertArgs, opts: &CreateOpts) -> Result<Way, Failure> {
+pub(super) fn way(dialect: Program, args: &ConvertArgs, opts: &CreateOpts) -> Result<Way, Failure> {
     let refused = [
         (args.no_create, "-n: it is always a new image"),
         (
@@ -71,7 +75,7 @@ pub(super) fn way(args: &ConvertArgs, opts: &CreateOpts) -> Result<Way, Failure>
     if let Some((_, what)) = refused.iter().find(|(is_given, _)| *is_given) {
         return Err(Failure::usage(format!("standard output ('-') can't have {what}")));
     }
-    let create = opts.create_options(args.target_format());
+    let create = opts.create_options(dialect, args.target_format());
     let is_plain = create.preallocation == Preallocation::Off && !args.salvage;
     Ok(match args.target_format() {
         Format::Raw if is_plain => Way::Raw,
@@ -98,7 +102,7 @@ pub(super) fn convert_to_pipe(
     mut options: ConvertOptions,
     way: Way,
 ) -> Result<ConvertReport, Failure> {
-    let create = opts.create_options(args.target_format());
+    let create = opts.create_options(session.dialect(), args.target_format());
     let total: u64 = images.iter().map(Image::virtual_size).sum();
     let size = create.size.unwrap_or(total).next_multiple_of(512);
     if size < total {
@@ -135,10 +139,10 @@ impl Spool {
     }
 
     /// A name under which this process can make the image.
-    pub(super) fn target(&self) -> Result<PathBuf, Failure> {
+    pub(super) fn target(&self, context: &Context) -> Result<PathBuf, Failure> {
         let file =
             self.file.try_clone().map_err(|error| Failure::new(format!("temporary image: {error}")))?;
-        note_open(PathBuf::from("temporary image"), file.into()).map_err(Failure::new)
+        context.disks.names.note_open(PathBuf::from("temporary image"), file.into()).map_err(Failure::new)
     }
 
     /// Has all bytes of standard input in the image, `most` of them at most.

@@ -1,6 +1,7 @@
 //! The reports of `zebu convert`.
 
-use crate::remote_disk::{RemoteTransfers, transfers};
+use crate::disks::Disks;
+use crate::remote_disk::RemoteTransfers;
 use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
 use zebu::jobs::ConvertReport;
@@ -29,7 +30,7 @@ pub(super) struct Report {
 }
 
 /// The report in JSON.
-pub(super) fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
+pub(super) fn json_report(disks: &Disks, report: &ConvertReport, skipped_bitmaps: Vec<String>) -> Report {
     Report {
         total: report.total,
         read: report.read,
@@ -45,7 +46,7 @@ pub(super) fn json_report(report: &ConvertReport, skipped_bitmaps: Vec<String>) 
             report.unreadable_range_count,
         ),
         skipped_bitmaps,
-        remote: transfers(),
+        remote: disks.remote.transfers(&disks.uploads),
     }
 }
 

@@ -4,7 +4,6 @@ use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
-use crate::remote_disk::http_options;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
 use crate::watch::Watch;
@@ -33,7 +32,7 @@ pub(super) fn convert_to_object(
     if args.target_cache.is_some() {
         return refuse("a cache mode (-t)");
     }
-    let create = opts.create_options(args.target_format());
+    let create = opts.create_options(session.dialect(), args.target_format());
     let total: u64 = images.iter().map(Image::virtual_size).sum();
     let size = create.size.unwrap_or(total).next_multiple_of(512);
     if size < total {
@@ -53,8 +52,12 @@ pub(super) fn convert_to_object(
                     measured.map_err(|e| Failure::during("error while reading the source", &e))?.required,
                 );
             }
-            let target =
-                StoreTarget::begin(name, UploadOptions::new(parts, most, Length::Growing, http_options()))?;
+            let disks = &session.context().disks;
+            let target = StoreTarget::begin(
+                &disks.uploads,
+                name,
+                UploadOptions::new(parts, most, Length::Growing, disks.remote.http_options()),
+            )?;
             let new = StreamedTarget::new(target.file()?).create(create).compress(args.compression.options());
             let target_of_job = ConvertTarget::Stream(Box::new(new));
             let done = worker.block_on(convert(worker, images, target_of_job, &options));
@@ -78,7 +81,12 @@ fn raw(
         return Err(Failure::usage(format!("'{name}': an object in a store can't have preallocation")));
     }
     let worker = session.worker();
-    let target = StoreTarget::begin(name, UploadOptions::new(parts, size, Length::Fixed, http_options()))?;
+    let disks = &session.context().disks;
+    let target = StoreTarget::begin(
+        &disks.uploads,
+        name,
+        UploadOptions::new(parts, size, Length::Fixed, disks.remote.http_options()),
+    )?;
     let file = target.file()?;
     let done = worker.block_on(write_raw(worker, images, file, size, options));
     target.end(done.map_err(|error| failed(images, &error)))

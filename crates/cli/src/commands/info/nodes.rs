@@ -1,14 +1,15 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
 use crate::backing::{is_described, resolve};
+use crate::context::Context;
+use crate::disks::Disks;
 use crate::failure::Failure;
 use crate::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::image_spec::ImageSpec;
-use crate::named_disks::{self, Named, named, note_node};
+use crate::named_disks::Named;
 use crate::output::info_json::parent_elsewhere;
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;
-use crate::program;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,10 @@ pub(super) struct Nodes<'a> {
 }
 
 impl Nodes<'_> {
+    fn disks(&self) -> &Disks {
+        &self.session.context().disks
+    }
+
     /// Node that the command line named, of whose image `info` is known. `name` says how it was opened, where its path alone does not.
     pub(super) fn top(&self, info: &ImageInfo, name: Option<String>) -> Result<InfoNode, Failure> {
         let described = self.spec.described.as_ref();
@@ -46,7 +51,7 @@ impl Nodes<'_> {
     /// An image without its backing files.
     pub(super) fn image(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
         let path = path_text(&info.filename);
-        let filename = match named(&info.filename) {
+        let filename = match self.disks().names.named(&info.filename) {
             Some(Named::Graph(_)) => Description::of_name(&path).name_of_image(info.format.name()),
             Some(Named::Remote(remote)) => remote.reported(),
             _ => path,
@@ -58,7 +63,7 @@ impl Nodes<'_> {
             Format::Raw => (file.cluster_size, file.dirty),
             _ => (qcow2.map(|q| q.cluster_size).or(unit), Some(qcow2.is_some_and(|q| q.dirty))),
         };
-        let mut children = extents(info)?;
+        let mut children = extents(self.session.context(), info)?;
         children.push(("file".to_owned(), file));
         let sizes = children.iter().map(|(_, below)| below.actual_size);
         Ok(InfoNode {
@@ -76,7 +81,7 @@ impl Nodes<'_> {
     /// An image with its backing files below it.
     fn chain(&self, image: &Image) -> Result<InfoNode, Failure> {
         let mut nodes = Vec::new();
-        for info in chain_of(image)? {
+        for info in chain_of(self.session.context(), image)? {
             nodes.push(self.image(&info)?);
         }
         let add = |below: InfoNode, mut node: InfoNode| {
@@ -116,7 +121,7 @@ impl Nodes<'_> {
     /// The file that an image lies in.
     fn file_of(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
         let filename = path_text(&info.filename);
-        match named(&info.filename) {
+        match self.disks().names.named(&info.filename) {
             Some(Named::Graph(node)) => self.node(&node, &Description::of_name(&filename)),
             Some(Named::Remote(remote)) => {
                 Ok(driver(remote.reported(), remote.driver(), info.file_length, None))
@@ -125,7 +130,7 @@ impl Nodes<'_> {
                 actual_size: Some(info.actual_size),
                 kind: Kind::File { extent_size_hint: info.extent_size_hint },
                 dirty: Some(false),
-                ..driver(filename, protocol(&info.filename), info.file_length, None)
+                ..driver(filename, protocol(self.disks(), &info.filename), info.file_length, None)
             }),
         }
     }
@@ -137,11 +142,14 @@ impl Nodes<'_> {
         };
         let name = described.name();
         let length = || -> Result<u64, Failure> {
-            let opened = open_node(node, &name, &OpenFlags::default().lock(LockMode::None));
-            Ok(opened.map_err(|error| Failure::opening(Path::new(&name), &error.into()))?.len())
+            let opened =
+                open_node(self.session.context(), node, &name, &OpenFlags::default().lock(LockMode::None));
+            Ok(opened
+                .map_err(|error| Failure::opening(self.session.context(), Path::new(&name), &error.into()))?
+                .len())
         };
         Ok(match node {
-            Node::File(path) => file(path)?,
+            Node::File(path) => file(self.session.context(), path)?,
             Node::Remote(remote) => driver(remote.reported(), remote.driver(), length()?, None),
             Node::ReadOnly(node) => self.node(node, described)?,
             Node::Null { size, .. } => {
@@ -177,7 +185,7 @@ impl Nodes<'_> {
             path.clone()
         } else {
             let name = described.child("file").name();
-            note_node(PathBuf::from(name), file.clone()).map_err(Failure::new)?
+            self.disks().names.note_node(PathBuf::from(name), file.clone()).map_err(Failure::new)?
         };
         let options = OpenOptions::default()
             .format(format)
@@ -192,15 +200,15 @@ impl Nodes<'_> {
 }
 
 /// The files that a VMDK names, the last first, as far as they are open.
-fn extents(info: &ImageInfo) -> Result<Vec<(String, InfoNode)>, Failure> {
+fn extents(context: &Context, info: &ImageInfo) -> Result<Vec<(String, InfoNode)>, Failure> {
     let vmdk = info.foreign.as_ref().and_then(|foreign| foreign.vmdk.as_ref());
     let extents = vmdk.map(|vmdk| vmdk.extents.as_slice()).unwrap_or_default();
     let paths = extents.iter().filter_map(|extent| extent.path.as_deref());
     let mut nodes = Vec::new();
-    if program::called().is_qemu() {
+    if context.dialect.is_qemu() {
         for (number, path) in paths.enumerate() {
             if path != info.filename {
-                nodes.push((format!("extents.{number}"), file(path)?));
+                nodes.push((format!("extents.{number}"), file(context, path)?));
             }
         }
     }
@@ -257,25 +265,25 @@ fn through(node: InfoNode) -> InfoNode {
 }
 
 /// A file of the system.
-fn file(path: &Path) -> Result<InfoNode, Failure> {
-    let failure = |error| Failure::opening(path, &zebu::Error::from(error));
+fn file(context: &Context, path: &Path) -> Result<InfoNode, Failure> {
+    let failure = |error| Failure::opening(context, path, &zebu::Error::from(error));
     let file = File::open(path, &OpenFlags::default().lock(LockMode::None)).map_err(failure)?;
     Ok(InfoNode {
         actual_size: Some(file.disk_usage().map_err(failure)?),
         dirty: Some(false),
         kind: Kind::File { extent_size_hint: file.extent_size_hint() },
-        ..driver(path_text(path), protocol(path), file.len(), None)
+        ..driver(path_text(path), protocol(&context.disks, path), file.len(), None)
     })
 }
 
 /// An image and its backing files, each with the name that the one above leads to.
-pub(super) fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
+pub(super) fn chain_of(context: &Context, image: &Image) -> Result<Vec<ImageInfo>, Failure> {
     let mut infos: Vec<ImageInfo> = Vec::new();
     let mut next: Option<Image> = Some(image.clone());
     while let Some(image) = next {
         let mut info = image.info()?;
         if let Some(above) = infos.last() {
-            info.filename = name_below(above);
+            info.filename = name_below(context, above);
         }
         infos.push(info);
         next = image.backing();
@@ -284,13 +292,13 @@ pub(super) fn chain_of(image: &Image) -> Result<Vec<ImageInfo>, Failure> {
 }
 
 /// The name of the backing file of an image, from where the image itself was opened. A description of a file is the file's name.
-fn name_below(above: &ImageInfo) -> PathBuf {
+fn name_below(context: &Context, above: &ImageInfo) -> PathBuf {
     if let Some(found) = parent_elsewhere(above) {
         return found.to_owned();
     }
     let Some(name) = above.backing_file.as_deref() else { return PathBuf::new() };
     if is_described(name)
-        && let Ok(Node::File(path)) = reference_node(name)
+        && let Ok(Node::File(path)) = reference_node(context, name)
     {
         return path;
     }
@@ -298,8 +306,8 @@ fn name_below(above: &ImageInfo) -> PathBuf {
 }
 
 /// QEMU's name for what an image lies in.
-pub(crate) fn protocol(path: &Path) -> &'static str {
-    if let Some(driver) = named_disks::driver(path) {
+pub(crate) fn protocol(disks: &Disks, path: &Path) -> &'static str {
+    if let Some(driver) = disks.names.driver(path) {
         return driver;
     }
     match std::fs::metadata(path) {
