@@ -150,7 +150,7 @@ fn main() -> ExitCode {
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
         Command::Package(args) => package::command(&args),
-        Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish(),
+        Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish().map(drop),
         Command::Publish(PublishArgs { dry_run: false }) => {
             Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())
         }

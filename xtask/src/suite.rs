@@ -135,8 +135,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
         step("torture, two minutes", move || torture::slice(tests)),
         optional("fuzz targets, a minute", move || fuzz_targets(tests)),
         optional("oldest supported Rust", move || oldest_rust(tests.tenth)),
-        optional("packages and static binary", move || packages(tests.tenth)),
-        optional("release, installed in clean systems", move || release(tests.tenth)),
+        optional("packages, installed in clean systems", move || packages(tests.tenth)),
     ];
     let beside = vec![
         Lane { steps: run_tests, priority: Priority::First },
@@ -145,6 +144,10 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     let mut stages = vec![alone(first), beside];
     if args.long {
         let mut long = vec![
+            optional("release for each machine, installed in clean systems", || match package::obstacle() {
+                Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+                None => package::try_all().map(|()| Verdict::Passed),
+            }),
             step("torture, five minutes on all processors", move || torture::long_slice(tests.qemu)),
             step("deliberate faults, ten times", move || faults_ten_times(tests.qemu)),
         ];
@@ -345,20 +348,15 @@ fn packages(tenth: Tenth) -> Outcome<Verdict> {
             "built with --tenth {TENTH_OF_PACKAGES}, and by --long; the manifests are complete"
         )));
     }
-    match toolchain::musl_obstacle() {
-        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => toolchain::publish().map(|()| Verdict::Passed),
+    if let Some(obstacle) = toolchain::musl_obstacle() {
+        return Ok(Verdict::Skipped(obstacle));
     }
-}
-
-fn release(tenth: Tenth) -> Outcome<Verdict> {
-    if !tenth.has(TENTH_OF_PACKAGES) {
-        return Ok(Verdict::Skipped(format!("made with --tenth {TENTH_OF_PACKAGES}, and by --long")));
-    }
+    let program = toolchain::publish()?;
     match package::obstacle() {
-        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
-        None => package::try_all().map(|()| Verdict::Passed),
+        Some(obstacle) => println!("note: no package is tried: {obstacle}"),
+        None => package::try_packed(&program)?,
     }
+    Ok(Verdict::Passed)
 }
 
 fn oldest_rust(tenth: Tenth) -> Outcome<Verdict> {

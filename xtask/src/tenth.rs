@@ -17,7 +17,7 @@ pub(crate) enum Tenth {
 
 /// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
 /// fall into its tenth.
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 17] = [
     "zebu::check clean::matrix",
     "zebu::jobs matrix::",
     "zebu::mapping_pressure ",
@@ -28,6 +28,7 @@ const FAMILIES: [&str; 16] = [
     "zebu-tests::encryption cryptsetup_payloads::",
     "zebu-tests::formats foreign_write::",
     "zebu-tests::formats packed_sources::",
+    "zebu-tests::images aged::",
     "zebu-tests::images compressed_matrix::",
     "zebu-tests::images random_operations::",
     "zebu-tests::losses ",

@@ -67,8 +67,8 @@ pub(crate) fn manifests_are_complete() -> Outcome {
 }
 
 /// Packs the crates that are published as they would be, in their order, and builds each from what was packed: the command
-/// as a static binary, which is run.
-pub(crate) fn publish() -> Outcome {
+/// as a static binary, which is run. Returns its path.
+pub(crate) fn publish() -> Outcome<PathBuf> {
     manifests_are_complete()?;
     if let Some(obstacle) = musl_obstacle() {
         return Err(obstacle);
@@ -81,7 +81,9 @@ pub(crate) fn publish() -> Outcome {
     command.env("CARGO_PROFILE_DEV_DEBUG", "none");
     command.args(["package", "--locked", "--allow-dirty", "--target", MUSL, "--target-dir"]).arg(&target);
     run(command.args(packages))?;
-    is_static(&target.join(MUSL).join("debug/zebu"))
+    let program = target.join(MUSL).join("debug/zebu");
+    is_static(&program)?;
+    Ok(program)
 }
 
 /// Has cargo forget what it unpacked and built of these crates when they were packed before: it takes a crate of the same

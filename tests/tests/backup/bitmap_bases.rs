@@ -166,7 +166,8 @@ fn an_image_that_is_no_backup_of_the_disk_is_refused() {
 fn a_backup_above_one_that_was_written_is_no_backup() {
     let Some(qemu) = Qemu::find() else { return };
     for maker in BOTH {
-        let changes: [(&str, &dyn Fn(&Path)); 4] = [
+        type Change<'a> = (&'a str, &'a dyn Fn(&Path));
+        let changes: [Change<'_>; 4] = [
             ("a write", &|dir| write_to(dir, "full.qcow2")),
             ("another file of its name", &|dir| {
                 std::fs::remove_file(dir.join("full.qcow2")).unwrap();

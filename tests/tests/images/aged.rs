@@ -8,7 +8,7 @@ use zebu_tests::scratch::Scratch;
 fn aged(options: &str, operations: u64, seed: u64) {
     let Some(qemu) = Qemu::find() else { return };
     let scratch = Scratch::new("aged");
-    let size = 256 << 20;
+    let size = 96 << 20;
     qemu.create(scratch.path(), "aged", "qcow2", options, size);
     let mut disk = AgedDisk::new(&scratch.file("aged"), size, seed);
     disk.age(operations)
@@ -18,7 +18,7 @@ fn aged(options: &str, operations: u64, seed: u64) {
 
 #[test]
 fn an_aged_image_works_with_every_command() {
-    aged("", 20_000, 1);
+    aged("", 10_000, 1);
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Program {
             .join(machine.target());
         let program = Self { machine, stripped: kept.join("zebu"), symbols: kept.join("zebu.debug") };
         if !program.stripped.is_file() {
-            program.make(&kept)?;
+            program.strip(&Self::compile(machine)?, &kept)?;
         }
         let len = fs::metadata(&program.stripped).map_err(|e| said(&program.stripped, e))?.len();
         if len > LARGEST {
@@ -80,12 +80,21 @@ impl Program {
         Ok(program)
     }
 
-    fn make(&self, kept: &Path) -> Outcome {
-        let target = self.machine.target();
-        if let Some(obstacle) = self.machine.obstacle() {
+    /// The static program of this machine that the packed crates were built to, in the profile of the tests.
+    pub(super) fn of_packed_crates(built: &Path, scratch: &Path) -> Outcome<Self> {
+        let (stripped, symbols) = (scratch.join("zebu"), scratch.join("zebu.debug"));
+        let program = Self { machine: Machine::X86_64, stripped, symbols };
+        program.strip(built, scratch)?;
+        Ok(program)
+    }
+
+    /// Builds the program with its symbols.
+    fn compile(machine: Machine) -> Outcome<PathBuf> {
+        let target = machine.target();
+        if let Some(obstacle) = machine.obstacle() {
             return Err(obstacle);
         }
-        let is_own = self.machine.name() == std::env::consts::ARCH;
+        let is_own = machine.name() == std::env::consts::ARCH;
         let mut command = cargo();
         command.arg(if is_own { "build" } else { "zigbuild" });
         command.args(["--release", "--locked", "--package", "zebu-cli", "--target", target]);
@@ -93,15 +102,19 @@ impl Program {
             command.env("PATH", path_with_zig()?);
         }
         run(&mut command)?;
-        let built = target_dir()?.join(target).join("release/zebu");
+        Ok(target_dir()?.join(target).join("release/zebu"))
+    }
+
+    /// Takes the symbols from what was built.
+    fn strip(&self, built: &Path, kept: &Path) -> Outcome {
         fs::create_dir_all(kept).map_err(|e| said(kept, e))?;
         // GNU's reads programs of its own machine only.
         let objcopy = find("llvm-objcopy").ok_or("llvm-objcopy is missing (package llvm)")?;
-        run(Command::new(&objcopy).arg("--only-keep-debug").arg(&built).arg(&self.symbols))?;
+        run(Command::new(&objcopy).arg("--only-keep-debug").arg(built).arg(&self.symbols))?;
         let unnamed = kept.join("zebu.new");
         let mut strip = Command::new(&objcopy);
         strip.arg("--strip-all").arg(format!("--add-gnu-debuglink={}", self.symbols.display()));
-        run(strip.arg(&built).arg(&unnamed))?;
+        run(strip.arg(built).arg(&unnamed))?;
         fs::rename(&unnamed, &self.stripped).map_err(|e| said(&self.stripped, e))
     }
 }

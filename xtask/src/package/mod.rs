@@ -51,12 +51,50 @@ struct Release {
 }
 
 impl Release {
+    /// The release of this version, in a folder.
+    fn new(out: PathBuf) -> Outcome<Self> {
+        Ok(Self { version: manifest_value("version")?, place: manifest_value("repository")?, out })
+    }
+
+    /// Makes everything of it.
+    fn make(&self, programs: &[Program]) -> Outcome {
+        let pages = tree::Pages::make(&binaries::runnable(programs)?)?;
+        for program in programs {
+            let tree = tree::Tree::stage(program, &pages)?;
+            archives::tarball(self, program, &tree)?;
+            archives::debug_files(self, program)?;
+            system::deb(self, program, &tree)?;
+            system::rpm(self, program, &tree)?;
+        }
+        oci::image(self, programs)?;
+        sbom(self)?;
+        install_script(self)?;
+        repositories::apt(self)?;
+        repositories::dnf(self)?;
+        sums(self)?;
+        println!("{}", self.out.display());
+        Ok(())
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.out.join(name)
     }
 }
 
 pub(crate) use trial::obstacle;
+
+/// Makes everything in a scratch folder, of the program that the packed crates were built to, and tries it.
+pub(crate) fn try_packed(built: &Path) -> Outcome {
+    setup::ensure(Need::Release)?;
+    setup::ensure(Need::Trial)?;
+    let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let program = Program::of_packed_crates(built, &scratch.path().join("program"))?;
+    let release = Release::new(scratch.path().join("release"))?;
+    fs::create_dir_all(&release.out).map_err(|e| format!("{}: {e}", release.out.display()))?;
+    let programs = [program];
+    release.make(&programs)?;
+    trial::command(&release, &programs)
+}
 
 /// Makes everything in a scratch folder, and tries it: for each machine that programs can be built for here.
 pub(crate) fn try_all() -> Outcome {
@@ -86,32 +124,15 @@ pub(crate) fn command(args: &PackageArgs) -> Outcome {
     if args.tries {
         setup::ensure(Need::Trial)?;
     }
-    let release = Release { version: manifest_value("version")?, place: manifest_value("repository")?, out };
+    let release = Release::new(out)?;
     let machines = if args.machines.is_empty() { &ALL[..] } else { &args.machines[..] };
     toolchain::manifests_are_complete()?;
     let mut programs = Vec::new();
     for machine in machines {
         programs.push(Program::build(*machine)?);
     }
-    let pages = tree::Pages::make(&binaries::runnable(&programs)?)?;
-    for program in &programs {
-        let tree = tree::Tree::stage(program, &pages)?;
-        archives::tarball(&release, program, &tree)?;
-        archives::debug_files(&release, program)?;
-        system::deb(&release, program, &tree)?;
-        system::rpm(&release, program, &tree)?;
-    }
-    oci::image(&release, &programs)?;
-    sbom(&release)?;
-    install_script(&release)?;
-    repositories::apt(&release)?;
-    repositories::dnf(&release)?;
-    sums(&release)?;
-    if args.tries {
-        trial::command(&release, &programs)?;
-    }
-    println!("{}", release.out.display());
-    Ok(())
+    release.make(&programs)?;
+    if args.tries { trial::command(&release, &programs) } else { Ok(()) }
 }
 
 /// A value of `[workspace.package]`.

@@ -10,6 +10,8 @@ const MEMORY_OF_THREADS: u64 = 256 << 20;
 /// Packed bytes from which nothing may come, beside as many bytes as have given something: the index of a stream has an entry for
 /// each block.
 const MOST_BARREN: u64 = 1 << 20;
+/// Packed bytes that are decoded before it is looked at what came of them.
+const AT_ONCE: usize = 64 << 10;
 /// Bytes of the header of a stream.
 const STREAM_HEADER: usize = 12;
 /// Flags of a block that tells both of its sizes.
@@ -124,6 +126,7 @@ impl<R: BufRead> Read for Xz<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while !out.is_empty() {
             let bytes = self.input.fill_buf()?;
+            let bytes = bytes.get(..AT_ONCE).unwrap_or(bytes);
             let mut stream = if let Some(stream) = self.stream.take() {
                 stream
             } else {

@@ -71,6 +71,7 @@ fn command() -> clap::Command {
 mod tests {
     use super::*;
     use crate::program::Program;
+    use crate::values::NamedFormat;
 
     fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {
         super::parse(&command(), leading(line.split(' ').map(OsString::from).collect()))
@@ -101,8 +102,8 @@ mod tests {
     fn an_option_that_is_given_twice_counts_as_given_last() {
         let matches = parse("qemu-img convert -p -t writeback -T none -t none -O raw -O qcow2 a b").unwrap();
         let convert = matches.subcommand_matches("convert").unwrap();
-        let format = convert.get_one::<zebu::Format>("target_format");
-        assert_eq!(format, Some(&zebu::Format::Qcow2));
+        let format = convert.get_one::<NamedFormat>("target_format");
+        assert_eq!(format.map(|named| named.format), Some(zebu::Format::Qcow2));
     }
 
     #[test]

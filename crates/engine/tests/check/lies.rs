@@ -1,9 +1,9 @@
 //! A disk that lies: a bit turns, a write is lost, or lands elsewhere. Who notices: the check, a read, or nobody. The table in
-//! docs/promises.md is what this test counts.
+//! docs/promises.md says it in words.
 
 use crate::support::{Random, TestImage, on_worker, qemu_img, skipped};
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::ops::Range;
 use zebu::check::{CheckOptions, check};
 use zebu::storage::IoBufs;
 use zebu::{Format, Image, OpenOptions};
@@ -49,8 +49,8 @@ struct Written {
     before: Vec<u8>,
     after: Vec<u8>,
     shown: Vec<u8>,
-    /// Offsets of sectors by what they hold.
-    regions: Vec<(&'static str, Vec<u64>)>,
+    /// Ranges of the file that hold something, by what it is.
+    regions: Vec<(&'static str, Vec<Range<u64>>)>,
 }
 
 fn written() -> Written {
@@ -77,8 +77,6 @@ fn written() -> Written {
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", image.path().to_str().unwrap(), raw.to_str().unwrap()]);
     let shown = std::fs::read(raw).unwrap();
 
-    let sectors =
-        |start: u64, len: u64| (start / SECTOR..(start + len).div_ceil(SECTOR)).map(|sector| sector * SECTOR);
     let cluster = image.cluster_size();
     let l1_entries = u64::from(image.u32(36));
     let tables: Vec<u64> = (0..l1_entries).map(|index| image.l2(index)).filter(|at| *at != 0).collect();
@@ -88,23 +86,23 @@ fn written() -> Written {
             let entry = image.word(table + index * 8);
             let at = entry & OFFSET;
             if entry & 1 << 62 != 0 {
-                packed.extend(sectors(entry % (1 << 58) / SECTOR * SECTOR, SECTOR));
+                let at = entry % (1 << 58);
+                packed.push(at..at + 8);
             } else if at != 0 {
-                data.extend(sectors(at, cluster));
+                data.push(at..at + cluster);
             }
         }
     }
-    packed.dedup();
     let blocks = (0..cluster / 8).map(|index| image.refblock(index)).take_while(|at| *at != 0);
-    // A table that holds less is unused behind its entries.
-    let counts = (after.len() as u64 / cluster).next_multiple_of(SECTOR / 2) * 2;
+    let counts = (after.len() as u64 / cluster * 2).min(cluster);
+    let only = |start: u64, len: u64| std::iter::once(start..start + len).collect();
     let regions = vec![
-        ("header", sectors(0, 112).collect()),
-        ("L1 table", sectors(image.l1(), l1_entries * 8).collect()),
-        ("L2 tables", tables.iter().flat_map(|at| sectors(*at, cluster)).collect()),
-        ("refcount table", sectors(image.reftable(), 8).collect()),
-        ("refcount blocks", blocks.flat_map(|at| sectors(at, counts.min(cluster))).collect()),
-        ("snapshot table", sectors(image.snapshots(), 100).collect()),
+        ("header", only(0, 112)),
+        ("L1 table", only(image.l1(), l1_entries * 8)),
+        ("L2 tables", tables.iter().map(|at| *at..at + cluster).collect()),
+        ("refcount table", only(image.reftable(), 8)),
+        ("refcount blocks", blocks.map(|at| at..at + counts).collect()),
+        ("snapshot table", only(image.snapshots(), 100)),
         ("guest data", data),
         ("packed guest data", packed),
     ];
@@ -112,14 +110,15 @@ fn written() -> Written {
 }
 
 impl Written {
-    /// The file when the disk has lied once about a sector; `None` if that write changed nothing.
+    /// The file when the disk has lied once about a byte, or about the sector that it is in; `None` if that write changed nothing.
     fn with(&self, lie: Lie, at: u64, random: &mut Random) -> Option<Vec<u8>> {
         let mut bytes = self.after.clone();
-        let sector = at as usize..(at + SECTOR) as usize;
         if matches!(lie, Lie::FlippedBit) {
-            bytes[sector.start + random.below(SECTOR) as usize] ^= 1 << random.below(8);
+            bytes[at as usize] ^= 1 << random.below(8);
             return Some(bytes);
         }
+        let start = (at / SECTOR * SECTOR) as usize;
+        let sector = start..start + SECTOR as usize;
         let mut old = vec![0; SECTOR as usize];
         let there = self.before.get(sector.clone()).unwrap_or_default();
         old[..there.len()].copy_from_slice(there);
@@ -165,15 +164,15 @@ fn who_notices_a_lie() {
         return;
     }
     let written = written();
-    let mut table = String::new();
     let mut random = Random(47);
-    for (region, sectors) in &written.regions {
+    for (region, ranges) in &written.regions {
         for lie in [Lie::FlippedBit, Lie::LostWrite, Lie::MisdirectedWrite] {
             let mut counts = BTreeMap::<Noticed, u32>::new();
             let mut tried = 0;
             // Where nothing changed, no write could be lost.
             for _ in 0..TRIES * 4 {
-                let at = sectors[random.below(sectors.len() as u64) as usize];
+                let range = &ranges[random.below(ranges.len() as u64) as usize];
+                let at = range.start + random.below(range.end - range.start);
                 if let Some(bytes) = written.with(lie, at, &mut random) {
                     *counts.entry(written.judge(&bytes)).or_default() += 1;
                     tried += 1;
@@ -182,20 +181,24 @@ fn who_notices_a_lie() {
                     break;
                 }
             }
+            if tried == 0 {
+                continue;
+            }
             let count = |noticed| counts.get(&noticed).copied().unwrap_or(0);
-            writeln!(
-                table,
-                "| {} | {region} | {} | {} | {} | {} |",
-                lie.name(),
-                count(Noticed::ByCheck),
-                count(Noticed::ByRead),
-                count(Noticed::ByNobody),
-                count(Noticed::Harmless)
-            )
-            .unwrap();
+            let (by_check, by_read) = (count(Noticed::ByCheck), count(Noticed::ByRead));
+            let (by_nobody, harmless) = (count(Noticed::ByNobody), count(Noticed::Harmless));
+            let what = format!(
+                "{}, {region}: {by_check} noticed by the check, {by_read} by a read, {by_nobody} by nobody, {harmless} harmless",
+                lie.name()
+            );
+            println!("{what}");
+            // A write that lands elsewhere may hit something else.
+            let is_as_promised = match *region {
+                "guest data" => by_nobody >= tried - 4,
+                "packed guest data" => by_check + by_read >= tried - 4,
+                _ => by_nobody <= 4 && by_check + harmless >= tried - 4,
+            };
+            assert!(is_as_promised, "{what}");
         }
     }
-    let page =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/promises.md")).unwrap();
-    assert!(page.contains(&table), "docs/promises.md has another table than:\n{table}");
 }
