@@ -1,20 +1,14 @@
 //! The options that several commands share, and the words that their values are.
 
-use crate::context::Context;
-use crate::disks::Disks;
+use zebu_disks::{
+    CacheChoice, Context, Disks, ForceShare, ImageOpts, ImageSpec, NetworkOptions, Program, Secrets, Sources,
+    with_backing_keys, with_names,
+};
 use crate::failure::Failure;
-use crate::image_opts::ImageOpts;
-use crate::image_spec::{ForceShare, ImageSpec};
-use crate::key_opts::{with_backing_keys, with_names};
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
-use crate::program::Program;
-use crate::reference_defaults::allowed_references;
-use crate::remote_cache::CacheChoice;
-use crate::remote_disk::NetworkOptions;
-use crate::remote_names::opener;
-use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
-use crate::size::size_argument;
+use crate::secrets::{ENCRYPTION, SecretArgs};
+use zebu_disks::size::size_argument;
 use crate::values::{
     Aio, NamedFormat, OutputFormat, ReferenceRule, aio_argument, reference_argument, slice_size_argument,
     zero_policy_argument,
@@ -278,29 +272,14 @@ impl ImageArgs {
     ) -> Result<ImageSpec, Failure> {
         self.network.apply(&context.disks);
         let secrets = self.secrets.read(&context.disks, sources)?;
-        let mut spec = ImageSpec {
-            path: PathBuf::from(name),
-            options: OpenOptions::default()
-                .format(format.map(|named| named.format))
-                .access(access)
-                .cache(cache)
-                .refs(allowed_references(context.dialect, &self.allow_refs)?)
-                .remote(opener(context, &self.allow_refs)?)
-                .lock_wait(lock_wait(context.dialect))
-                .probe(context.dialect.probe())
-                .keys(self.keys(context.dialect, &secrets)),
-            aio: None,
-            discard: None,
-            detect_zeroes: None,
-            secrets,
-            filters: Vec::new(),
-            driver: None,
-            is_described: false,
-            described: None,
-            node_names: Vec::new(),
-            called_raw: "-f raw",
-            force_share: ForceShare::Missing,
-        };
+        let options = OpenOptions::default()
+            .format(format.map(|named| named.format))
+            .access(access)
+            .cache(cache)
+            .lock_wait(lock_wait(context.dialect))
+            .keys(self.keys(context.dialect, &secrets));
+        let options = context.with_references(options, &self.allow_refs)?;
+        let mut spec = ImageSpec { secrets, ..ImageSpec::new(PathBuf::from(name), options) };
         if let Some(format) = format.filter(|_| !self.image_opts) {
             format.check(name).map_err(|reason| Failure::opening_name(name, &reason))?;
         }
@@ -314,12 +293,9 @@ impl ImageArgs {
                 .and_then(|opts| opts.apply(context, &mut spec))
                 .map_err(|reason| Failure::opening_name(name, &reason))?;
             spec.is_described = true;
-        } else if let Some(opts) = name.to_str().and_then(|name| ImageOpts::of_json_name(context, name)) {
-            opts.and_then(|opts| opts.apply(context, &mut spec))
-                .map_err(|reason| Failure::opening_name(name, &reason))?;
-            spec.options.format = spec.options.format.or(format.map(|named| named.format));
         } else {
-            spec.path = context.image_path(name).map_err(|reason| Failure::opening_name(name, &reason))?;
+            let described = context.describe_in(&mut spec, name);
+            described.map_err(|reason| Failure::opening_name(name, &reason))?;
         }
         if let Some(bytes) = self.cache_size {
             spec.options.cache_size = Some(bytes);

@@ -1,7 +1,7 @@
 //! `--object authz-simple,...` and `authz-list,...`: rules on the clients of `qemu-nbd --tls-authz`.
 
-use crate::errno_text::errno_text;
-use crate::objects::Object;
+use zebu_disks::errno_text;
+use zebu_disks::objects::Object;
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{self, Read};
@@ -122,7 +122,7 @@ fn permission(text: &str) -> Result<Permission, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::parse_objects;
+    use zebu_disks::objects::parse_objects;
 
     fn found(object: &str) -> Result<Authorization, String> {
         read_authorization(&parse_objects(&[object.to_owned()])?[0])

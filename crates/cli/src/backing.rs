@@ -1,12 +1,9 @@
 //! The backing file that the user gives to a new image.
 
-use crate::context::Context;
+use zebu_disks::{Context, allowed_references, given_only, is_server_name, local_name, opener};
 use crate::failure::Failure;
-use crate::graph::{is_graph_name, reference_node};
-use crate::local_name::local_name;
+use zebu_disks::graph::{is_graph_name, reference_node};
 use crate::lock_patience::lock_wait;
-use crate::reference_defaults::allowed_references;
-use crate::remote_names::{given_only, is_server_name, opener};
 use crate::session::Session;
 use crate::values::{NamedFormat, ReferenceRule, format_argument};
 use std::ffi::OsStr;

@@ -4,15 +4,13 @@ use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
     info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
 };
-use crate::context::Context;
+use zebu_disks::{Context, Program, without_secrets};
 use crate::deferred::Deferred;
 use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::stdout;
-use crate::program::Program;
 use crate::qemu_names;
-use crate::secrets_in_names::without_secrets;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{cleaner, connector};
 use clap::error::{ContextKind, ContextValue, ErrorKind};

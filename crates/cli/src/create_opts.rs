@@ -2,12 +2,10 @@
 
 use crate::encrypt_opts::{self, EncryptOpts};
 use crate::foreign_opts::{self, ForeignOpts};
-use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
-use crate::local_name::local_name;
+use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
+use zebu_disks::{Program, Secrets, local_name};
 use crate::lock_patience::lock_wait;
-use crate::program::Program;
 use crate::qemu_names::option_lists::{self, FileOptions};
-use crate::secrets::Secrets;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};

@@ -1,7 +1,7 @@
 //! Messages, under QEMU's name, of an image that was marked as corrupt: the results of requests have no words for it.
 
 use crate::output::stderr;
-use crate::program::Program;
+use zebu_disks::Program;
 use std::cell::Cell;
 use std::rc::Rc;
 use zebu::{Error, ErrorKind};

@@ -1,9 +1,8 @@
 //! The page cache where no cache mode is given: commands that change an image go past it, and so do those that read one
 //! once, if little of it is there.
 
-use crate::image_spec::ImageSpec;
+use zebu_disks::{ImageSpec, Program};
 use crate::output::stderr;
-use crate::program::Program;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

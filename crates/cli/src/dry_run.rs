@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::json;
 use crate::output::stdout;
-use crate::remote_disk::RemoteTransfers;
+use zebu_disks::RemoteTransfers;
 use crate::session::Session;
 use crate::values::OutputFormat;
 use serde::Serialize;

@@ -1,8 +1,7 @@
 //! Options of `-o` about how a new image is encrypted, with QEMU's names.
 
 use crate::output::stderr;
-use crate::program::Program;
-use crate::secrets::Secrets;
+use zebu_disks::{Program, Secrets};
 use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};

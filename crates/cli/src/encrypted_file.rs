@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::stderr;
-use crate::program::Program;
+use zebu_disks::Program;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;

@@ -1,11 +1,6 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use crate::context::Context;
-use crate::errno_text::errno_text;
-use crate::named_disks::Named;
-use crate::output::printable::printable;
-use crate::program::Program;
-use crate::secrets_in_names::without_secrets;
+use zebu_disks::{Context, DiskError, Named, Program, errno_text, printable, without_secrets};
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -188,6 +183,17 @@ impl From<zebu::Error> for Failure {
         let mut message = error.to_string();
         message.push_str(&remedy(&error));
         Self::new(message)
+    }
+}
+
+impl From<DiskError> for Failure {
+    fn from(error: DiskError) -> Self {
+        match error {
+            DiskError::Cancelled => Self::interrupted(),
+            DiskError::Contradiction(reason) => Self::usage(reason),
+            DiskError::Engine(error) => error.into(),
+            other => Self::new(other.to_string()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `-o` of images of other programs: their own options, by QEMU's names.
 
-use crate::keyval::{parse_size_value, parse_switch};
+use zebu_disks::keyval::{parse_size_value, parse_switch};
 use std::fmt::Write as _;
 use zebu::{
     Allocation, ForeignFormat, NewForeign, NewVdi, NewVhdx, NewVmdk, NewVpc, VmdkAdapter, VmdkKind, VpcSize,

@@ -1,10 +1,7 @@
 //! The parsers of the command, as the project's fuzz targets call them.
 
-use crate::context::Context;
-use crate::image_opts::ImageOpts;
-use crate::image_spec::{ForceShare, ImageSpec};
+use zebu_disks::{Context, ImageOpts, ImageSpec};
 use crate::io::words;
-use crate::secrets::Secrets;
 use crate::serve::control_request::Request;
 use std::path::Path;
 use zebu::OpenOptions;
@@ -22,28 +19,14 @@ pub fn image_options(text: &str, disk: Option<&Path>, options: OpenOptions) -> R
         || ImageOpts::parse(&context, text),
         |disk| ImageOpts::parse_for(&context, text, disk),
     )?;
-    let mut spec = ImageSpec {
-        secrets: Secrets::default(),
-        path: "disk".into(),
-        options,
-        aio: None,
-        discard: None,
-        detect_zeroes: None,
-        filters: Vec::new(),
-        driver: None,
-        is_described: false,
-        described: None,
-        node_names: Vec::new(),
-        called_raw: "",
-        force_share: ForceShare::Offered,
-    };
+    let mut spec = ImageSpec::new("disk".into(), options);
     parsed.apply(&context, &mut spec)?;
     Ok(spec.options)
 }
 
 /// Bytes, from a number with or without a unit.
 pub fn size(text: &str) -> Option<u64> {
-    crate::size::parse_size(text).ok()
+    zebu_disks::size::parse_size(text).ok()
 }
 
 /// Reads the options of a line of `zebu io`: how many words are no option, and the value of the option `letter`.

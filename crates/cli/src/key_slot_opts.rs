@@ -1,7 +1,7 @@
 //! Options of `amend` about the key slots of an encrypted image, with QEMU's names.
 
 use crate::encrypt_opts::LONGEST_ITERATION;
-use crate::secrets::Secrets;
+use zebu_disks::Secrets;
 use std::time::Duration;
 use zebu::{KeySlotChange, NewKey, SlotChoice};
 

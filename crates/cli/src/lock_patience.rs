@@ -1,7 +1,7 @@
 //! Waiting for the writes of a program that is gone: until they have landed, or a signal comes. It says what it waits for.
 
 use crate::output::stderr;
-use crate::program::Program;
+use zebu_disks::Program;
 use crate::stop_signals::DuringQuestion;
 use std::ops::ControlFlow;
 use std::path::Path;

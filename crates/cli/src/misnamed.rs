@@ -1,8 +1,7 @@
 //! Raw images by the name of another format, which nobody asked for.
 
-use crate::output::printable::printable;
+use zebu_disks::{Program, printable};
 use crate::output::stderr;
-use crate::program::Program;
 use std::path::Path;
 
 /// Ends of names, and the formats that they stand for.

@@ -1,7 +1,6 @@
 //! A passphrase typed at a terminal, without echo.
 
-use crate::output::printable::printable;
-use crate::program::Program;
+use zebu_disks::{Program, printable};
 use crate::stop_signals::DuringQuestion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

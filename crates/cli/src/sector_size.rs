@@ -1,6 +1,6 @@
 //! Logical sectors larger than 512 bytes, of which a target does not tell.
 
-use crate::output::printable::printable;
+use zebu_disks::printable;
 use crate::output::stderr;
 use std::ffi::OsStr;
 

@@ -1,14 +1,13 @@
 //! The worker of a command, and its images.
 
 use crate::arguments::EngineArgs;
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program, printable};
 use crate::damage_told::DamageNotice;
 use crate::failure::Failure;
-use crate::graph::{Filtered, filtered};
-use crate::image_spec::ImageSpec;
-use crate::output::printable::printable;
+use crate::image_failure::image_failure;
+use zebu_disks::graph::{Filtered, filtered};
 use crate::output::stderr;
-use crate::program::Program;
+use crate::serve::log_lines;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -106,7 +105,7 @@ impl Session {
         if spec.filters.is_empty() {
             return Ok(Filtered { top: image.clone(), image });
         }
-        filtered(&self.context.disks, &self.worker, spec, image)
+        Ok(filtered(&self.context.disks, &self.worker, spec, image)?)
     }
 
     /// Opens an image as if it had no filters, which show nothing of what it is made of; the failure names it.
@@ -142,7 +141,7 @@ impl Session {
                 }
                 Ok(image)
             })
-            .map_err(|error| spec.failure(&self.context, &error))
+            .map_err(|error| image_failure(spec, &self.context, &error))
     }
 
     /// Takes a file that looks like no image for raw where nobody named the format, and warns, as QEMU's programs do. Not
@@ -250,10 +249,12 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let disks = &self.context.disks;
-        disks.remote.cache.finish();
-        disks.remote.tell_given_up(self.context.dialect);
+        if disks.remote.cache.finish() {
+            log_lines::finish();
+        }
+        disks.remote.tell_given_up();
         if self.verbose {
-            disks.remote.tell_transfers(self.context.dialect, &disks.uploads);
+            disks.remote.tell_transfers(&disks.uploads);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `-l`: which internal snapshot is meant.
 
 use crate::failure::Failure;
-use crate::keyval::parse_keyval;
+use zebu_disks::keyval::parse_keyval;
 
 /// The id or name in `-l NAME`, `-l snapshot.name=NAME` or `-l snapshot.id=ID`.
 pub(crate) fn snapshot_name(argument: &str) -> Result<String, Failure> {

@@ -1,7 +1,7 @@
 //! Objects in stores that a command writes.
 
 use crate::failure::Failure;
-use crate::uploads::Uploads;
+use zebu_disks::Uploads;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use zebu::storage::{Access, File, OpenFlags};

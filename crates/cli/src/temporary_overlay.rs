@@ -1,8 +1,7 @@
 //! A temporary image over another one, for programs that may change a disk without keeping the changes (`-s`).
 
-use crate::context::Context;
+use zebu_disks::{Context, local_path};
 use crate::failure::Failure;
-use crate::local_name::local_path;
 use crate::lock_patience::lock_wait;
 use crate::temporary_directory::TemporaryDirectory;
 use crate::values::format_argument;

@@ -1,7 +1,7 @@
 //! Ranges of a source that could not be read, as reports tell them.
 
 use crate::output::stderr;
-use crate::program::Program;
+use zebu_disks::Program;
 use serde::Serialize;
 use zebu::jobs::SkippedRange;
 

@@ -1,15 +1,18 @@
 //! Words on the command line, and what they stand for.
 
-use crate::program::Program;
-use crate::size::size_argument;
+use zebu_disks::Program;
+use zebu_disks::size::size_argument;
 use clap::builder::{PossibleValue, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 use zebu::jobs::Speed;
-use zebu::{CacheMode, Format, Preallocation, RefPolicy, ZeroPolicy};
-use zebu_remote::nbd::NbdAddress;
+use zebu::{CacheMode, Format, Preallocation};
+pub(crate) use zebu_disks::words::{
+    Aio, Discard, FORMATS, NamedFormat, ReferenceRule, aio_argument, discard_argument, format_argument, reference_argument,
+    slice_size_argument, zero_policy_argument,
+};
+use zebu_disks::words::no_creation;
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -19,70 +22,6 @@ pub(crate) enum OutputFormat {
     Human,
     /// For programs.
     Json,
-}
-
-/// The engine of the I/O, as the user asks for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aio {
-    /// io_uring, or threads where it is refused.
-    IoUring,
-    /// Threads.
-    Threads,
-}
-
-impl Aio {
-    /// As the worker's word.
-    pub(crate) fn engine(self) -> zebu::storage::Engine {
-        match self {
-            Aio::IoUring => zebu::storage::Engine::Auto,
-            Aio::Threads => zebu::storage::Engine::Threads,
-        }
-    }
-}
-
-/// The treatment of discards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Discard {
-    /// Nothing is done.
-    Ignore,
-    /// The space is given back.
-    Unmap,
-}
-
-/// One `--allow-refs`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ReferenceRule {
-    /// `none`.
-    None,
-    /// `local`.
-    Local,
-    /// `dir=PATH`.
-    Directory(PathBuf),
-    /// `prefix=URL`.
-    Prefix(String),
-    /// `all`.
-    All,
-}
-
-/// Policy that all `--allow-refs` make together.
-pub(crate) fn reference_policy(rules: &[ReferenceRule]) -> Result<RefPolicy, &'static str> {
-    if rules.contains(&ReferenceRule::None) {
-        if rules.iter().any(|rule| *rule != ReferenceRule::None) {
-            return Err("--allow-refs none contradicts the other values of --allow-refs");
-        }
-        return Ok(RefPolicy::None);
-    }
-    if rules.contains(&ReferenceRule::All) {
-        return Ok(RefPolicy::All);
-    }
-    let directories: Vec<PathBuf> = rules
-        .iter()
-        .filter_map(|rule| match rule {
-            ReferenceRule::Directory(path) => Some(path.clone()),
-            _ => None,
-        })
-        .collect();
-    if directories.is_empty() { Ok(RefPolicy::Local) } else { Ok(RefPolicy::Within(directories)) }
 }
 
 /// A parser of words, by the grammar that they are in; completions can offer some.
@@ -99,6 +38,12 @@ impl<T> Words<T> {
     }
 }
 
+/// Program whose command line a grammar, or a part of it, is of.
+fn program_of(command: &clap::Command) -> Program {
+    let names = command.get_bin_name().unwrap_or_default();
+    Program::by_path(names.split(' ').next().unwrap_or_default().as_ref())
+}
+
 impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
     type Value = T;
 
@@ -108,7 +53,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
         argument: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<T, clap::Error> {
-        let (parse, dialect) = (self.parse, Program::of_grammar(command));
+        let (parse, dialect) = (self.parse, program_of(command));
         (move |text: &str| parse(dialect, text)).parse_ref(command, argument, value)
     }
 
@@ -117,65 +62,9 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Words<T> {
     }
 }
 
-/// Names of formats, those that guests write first.
-pub(crate) const FORMATS: &[&str] =
-    &["qcow2", "raw", "luks", "vmdk", "vhdx", "vpc", "vdi", "qed", "parallels", "qcow", "cloop", "dmg"];
-
 /// Formats that are read, for an option.
 pub(crate) fn formats() -> Words<NamedFormat> {
     Words { parse: NamedFormat::parse, words: FORMATS }
-}
-
-/// A format as an option names it. For QEMU, the driver of a file or of a disk stands for raw.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedFormat {
-    /// The format.
-    pub(crate) format: Format,
-    /// Its name.
-    pub(crate) name: String,
-}
-
-impl NamedFormat {
-    /// Reads a name.
-    pub(crate) fn parse(dialect: Program, text: &str) -> Result<Self, String> {
-        let is_driver = ["file", "host_device", "null-co", "null-aio", "blkdebug", "nbd"].contains(&text);
-        let format = match Format::from_name(text) {
-            Some(format) => format,
-            None if is_driver && dialect.is_qemu() => Format::Raw,
-            None => return Err(format!("Unknown file format '{text}' (there are {})", FORMATS.join(", "))),
-        };
-        Ok(Self { format, name: text.to_owned() })
-    }
-
-    /// Refuses the name of an image that does not lead to the driver which stands for the format.
-    pub(crate) fn check(&self, image: &OsStr) -> Result<(), String> {
-        let image = image.to_str().unwrap_or_default();
-        let prefix = format!("{}:", self.name);
-        match self.name.as_str() {
-            _ if image.starts_with("json:") || image.starts_with(&prefix) => Ok(()),
-            "nbd" if NbdAddress::is_name(image) => Ok(()),
-            "nbd" => Err("File name string for NBD must start with 'nbd:'".to_owned()),
-            "null-co" | "null-aio" => {
-                Err(format!("The only allowed filename for this driver is '{prefix}//'"))
-            }
-            "blkdebug" => Err(format!("Driver 'blkdebug' needs a name that begins with {prefix} or json:")),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses the name of an image that can't be made by the driver which stands for the format.
-    pub(crate) fn check_new(&self, image: &OsStr) -> Result<(), String> {
-        match self.name.as_str() {
-            name @ ("null-co" | "null-aio" | "blkdebug") => Err(no_creation(name)),
-            _ => self.check(image),
-        }
-    }
-}
-
-impl From<Format> for NamedFormat {
-    fn from(format: Format) -> Self {
-        Self { format, name: format.name().to_owned() }
-    }
 }
 
 /// Formats in which images are made, for an option.
@@ -217,11 +106,6 @@ pub(crate) fn caches() -> Words<CacheMode> {
     }
 }
 
-/// A format by its name.
-pub(crate) fn format_argument(dialect: Program, text: &str) -> Result<Format, String> {
-    NamedFormat::parse(dialect, text).map(|named| named.format)
-}
-
 /// Formats and drivers of QEMU that zebu does not know and QEMU makes no images with.
 const READ_BY_QEMU: [&str; 2] = ["bochs", "vvfat"];
 
@@ -251,11 +135,6 @@ fn target_format_argument(dialect: Program, text: &str) -> Result<NamedFormat, S
     ))
 }
 
-/// The refusal to make an image, in QEMU's words.
-fn no_creation(name: &str) -> String {
-    format!("Format driver '{name}' does not support image creation")
-}
-
 /// A format whose images' size can be told beforehand, by its name.
 fn measured_format_argument(dialect: Program, text: &str) -> Result<Format, String> {
     let named = NamedFormat::parse(dialect, text)?;
@@ -279,34 +158,6 @@ pub(crate) fn cache_argument(text: &str) -> Result<CacheMode, String> {
     }
 }
 
-/// An engine of I/O by its name.
-pub(crate) fn aio_argument(text: &str) -> Result<Aio, String> {
-    match text {
-        "io_uring" | "native" => Ok(Aio::IoUring),
-        "threads" => Ok(Aio::Threads),
-        _ => Err(format!("Invalid aio option: {text} (there are io_uring, threads, native)")),
-    }
-}
-
-/// A treatment of discards by its name.
-pub(crate) fn discard_argument(text: &str) -> Result<Discard, String> {
-    match text {
-        "ignore" | "off" => Ok(Discard::Ignore),
-        "unmap" | "on" => Ok(Discard::Unmap),
-        _ => Err(format!("Invalid discard option: {text} (there are ignore and unmap)")),
-    }
-}
-
-/// A way of zeroing by its name.
-pub(crate) fn zero_policy_argument(text: &str) -> Result<ZeroPolicy, String> {
-    match text {
-        "auto" => Ok(ZeroPolicy::Auto),
-        "write" => Ok(ZeroPolicy::Write),
-        "fallocate" => Ok(ZeroPolicy::Fallocate),
-        _ => Err(format!("Invalid zero policy: {text} (there are auto, write, fallocate)")),
-    }
-}
-
 /// A kind of preallocation by its name.
 pub(crate) fn preallocation_argument(text: &str) -> Result<Preallocation, String> {
     match text {
@@ -315,29 +166,6 @@ pub(crate) fn preallocation_argument(text: &str) -> Result<Preallocation, String
         "falloc" => Ok(Preallocation::Falloc),
         "full" => Ok(Preallocation::Full),
         _ => Err(format!("Invalid preallocation mode '{text}' (there are off, metadata, falloc, full)")),
-    }
-}
-
-/// A slice size; how large a cluster is, is known when the image is open.
-pub(crate) fn slice_size_argument(text: &str) -> Result<u32, String> {
-    let bytes = size_argument(text).map_err(|error| error.to_string())?;
-    if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
-        return Err("L2 cache entry size must be a power of two between 512 and the cluster size".to_owned());
-    }
-    Ok(bytes as u32)
-}
-
-/// One value of `--allow-refs`.
-pub(crate) fn reference_argument(text: &str) -> Result<ReferenceRule, String> {
-    match text {
-        "none" => Ok(ReferenceRule::None),
-        "local" => Ok(ReferenceRule::Local),
-        "all" => Ok(ReferenceRule::All),
-        _ => match text.split_once('=') {
-            Some(("dir", path)) if !path.is_empty() => Ok(ReferenceRule::Directory(PathBuf::from(path))),
-            Some(("prefix", url)) if url.contains(':') => Ok(ReferenceRule::Prefix(url.to_owned())),
-            _ => Err("expected none, local, dir=PATH, prefix=URL or all".to_owned()),
-        },
     }
 }
 
@@ -354,39 +182,6 @@ pub(crate) fn rate_argument(text: &str) -> Result<Rate, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn references_default_to_the_directory_of_the_image() {
-        assert_eq!(reference_policy(&[]).unwrap(), RefPolicy::Local);
-        assert_eq!(reference_policy(&[ReferenceRule::Local]).unwrap(), RefPolicy::Local);
-    }
-
-    #[test]
-    fn directories_add_up_and_all_includes_them() {
-        let directory = |name: &str| reference_argument(&format!("dir={name}")).unwrap();
-        assert_eq!(
-            reference_policy(&[directory("/a"), ReferenceRule::Local, directory("b=c")]).unwrap(),
-            RefPolicy::Within(vec!["/a".into(), "b=c".into()])
-        );
-        assert_eq!(reference_policy(&[directory("/a"), ReferenceRule::All]).unwrap(), RefPolicy::All);
-    }
-
-    #[test]
-    fn no_references_and_some_references_contradict() {
-        assert_eq!(reference_policy(&[ReferenceRule::None, ReferenceRule::None]).unwrap(), RefPolicy::None);
-        assert!(reference_policy(&[ReferenceRule::None, ReferenceRule::Local]).is_err());
-        assert!(reference_argument("dir=").is_err());
-        assert!(reference_argument("everything").is_err());
-    }
-
-    #[test]
-    fn slices_are_powers_of_two_within_the_largest_cluster() {
-        assert_eq!(slice_size_argument("4k"), Ok(4096));
-        assert_eq!(slice_size_argument("2M"), Ok(2 << 20));
-        for text in ["256", "3k", "4M", "x"] {
-            assert!(slice_size_argument(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn names_of_values() {

@@ -1,11 +1,11 @@
 //! `zebu amend`: changes properties of an image in place.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
+use crate::image_failure::image_failure;
 use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
-use crate::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
+use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
 use crate::qemu_names::option_lists;
 use crate::session::Session;
@@ -200,7 +200,7 @@ fn change_keys(
     let worker = session.worker();
     worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
         match error.kind() {
-            ErrorKind::KeyMissing | ErrorKind::WrongKey => spec.failure(session.context(), &error),
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => image_failure(&spec, session.context(), &error),
             _ => Failure::during("could not amend", &error),
         }
     })

@@ -5,20 +5,18 @@ mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
-use crate::context::Context;
+use zebu_disks::{Context, Disks, ImageSpec, RemoteTransfers};
 use crate::default_cache_mode::DefaultCacheMode;
-use crate::disks::Disks;
 use crate::dry_run;
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
-use crate::local_name::{path_argument, target_argument};
+use crate::local_argument::{path_argument, target_argument};
 use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::remote_disk::RemoteTransfers;
+use crate::packed::PackedArgs;
+use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable::{self, UnreadableRange};
@@ -257,8 +255,8 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let order = if args.skip_errors { Order::Any } else { Order::Once };
     let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
-    let report = match (first, packed::unpacking_of(&context.disks, std::slice::from_ref(&spec))) {
-        (Err(_), Unpacking::Failed(failure)) => Err(failure),
+    let report = match (first, unpacking_of(&context.disks, std::slice::from_ref(&spec))) {
+        (Err(_), Unpacking::Failed(error)) => Err(error.into()),
         (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
         (made, _) => made,
     }?;
@@ -281,7 +279,7 @@ fn back_up(
     order: Order,
 ) -> Result<BackupReport, Failure> {
     let reader = || Ok(Reader { order, target_size: None });
-    packed::prepare(session.context(), &args.packed, &mut spec, &[&args.target], reader, watch)?;
+    args.packed.prepare(session.context(), &mut spec, &[&args.target], reader, watch)?;
     if let Some(name) = store_name(args.target.as_os_str())? {
         return session.with_image(&spec, |image| {
             warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());

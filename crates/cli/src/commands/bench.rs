@@ -3,12 +3,12 @@
 use crate::arguments::InspectArgs;
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;

@@ -1,11 +1,10 @@
 //! `zebu bitmap`: changes the persistent dirty bitmaps of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};

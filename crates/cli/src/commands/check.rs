@@ -1,12 +1,10 @@
 //! `zebu check`: whether an image's metadata is consistent, and repairs.
 
 use crate::arguments::InspectArgs;
-use crate::backing_opts::describes_backing;
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program, describes_backing};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
+use crate::image_failure::image_failure;
 use crate::output::{check as report_text, stdout};
-use crate::program::Program;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
@@ -155,7 +153,7 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     let opened =
         spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe_by(worker, &file, spec.options.probe))).map_err(|error| {
-        let failure = spec.failure(session.context(), &error);
+        let failure = image_failure(spec, session.context(), &error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }
     })
 }

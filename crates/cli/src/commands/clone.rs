@@ -1,16 +1,13 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
-use crate::context::Context;
+use zebu_disks::{Context, ForceShare, ImageSpec, Secrets, Sources, allowed_references, backing_argument, opener, printable};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
-use crate::image_spec::{ForceShare, ImageSpec, backing_key_remedy};
-use crate::local_name::path_argument;
-use crate::output::printable::printable;
+use crate::image_failure::backing_key_remedy;
+use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
-use crate::reference_defaults::allowed_references;
-use crate::remote_names::{backing_argument, opener};
-use crate::secrets::{ENCRYPTION, SecretArgs, Secrets, Sources};
+use crate::secrets::{ENCRYPTION, SecretArgs};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, ReferenceRule, caches, formats, reference_argument};
 use crate::watch::{ProgressMode, Watch};

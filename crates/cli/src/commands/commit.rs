@@ -1,9 +1,8 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, errno_text};
 use crate::default_cache_mode::DefaultCacheMode;
-use crate::errno_text::errno_text;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;

@@ -1,12 +1,9 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::InspectArgs;
-use crate::context::Context;
-use crate::errno_text::errno_text;
+use zebu_disks::{Context, ImageSpec, Program, errno_text};
 use crate::failure::{Failure, FailureKind};
-use crate::image_spec::ImageSpec;
 use crate::output::{json, stderr, stdout};
-use crate::program::Program;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};

@@ -9,26 +9,20 @@ mod written_once;
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program, RemoteName, Sources, errno_text, given_only, local_path};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
-use crate::errno_text::errno_text;
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
-use crate::local_name::local_path;
 use crate::misnamed::warn_of_raw;
 use crate::output::{json, stderr, stdout};
-use crate::packed::{self, Order, PackedArgs, Reader, Unpacking};
-use crate::program::Program;
+use crate::packed::PackedArgs;
+use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use crate::qemu_names::option_lists::{self, FileOptions};
-use crate::remote_disk::RemoteName;
-use crate::remote_names::given_only;
-use crate::secrets::Sources;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable;
@@ -310,9 +304,9 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     }
     let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
     let Err(failure) = first else { return first };
-    match packed::unpacking_of(&context.disks, &specs) {
+    match unpacking_of(&context.disks, &specs) {
         Unpacking::Sound => Err(failure),
-        Unpacking::Failed(failure) => Err(failure),
+        Unpacking::Failed(error) => Err(error.into()),
         Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
     }
 }
@@ -333,7 +327,7 @@ fn copy_sources(
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
         let reader = || packed_reader(args, opts, session, target, pass);
-        let prepared = packed::prepare(session.context(), &args.packed, spec, &written, reader, watch)?;
+        let prepared = args.packed.prepare(session.context(), spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
         match args.source_cache {

@@ -2,18 +2,16 @@
 
 use crate::arguments::{CostsArgs, EngineArgs};
 use crate::backing::{self, CheckName};
-use crate::context::Context;
+use zebu_disks::{Context, Sources, allowed_references, given_only};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
 use crate::misnamed::warn_of_raw;
 use crate::output::stdout;
 use crate::qemu_names::option_lists::{self, FileOptions};
-use crate::reference_defaults::allowed_references;
-use crate::remote_names::given_only;
-use crate::secrets::{SecretArgs, Sources};
+use crate::secrets::SecretArgs;
 use crate::session::Session;
-use crate::size::parse_size;
+use zebu_disks::size::parse_size;
 use crate::values::{NamedFormat, ReferenceRule, formats, reference_argument, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};

@@ -2,18 +2,16 @@
 
 use crate::arguments::EngineArgs;
 use crate::backing;
-use crate::context::Context;
-use crate::errno_text::errno_text;
+use zebu_disks::{Context, errno_text, printable};
 use crate::failure::Failure;
-use crate::local_name::path_argument;
-use crate::output::printable::printable;
+use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
 };
 use crate::session::Session;
-use crate::size::{parse_size, size_argument};
+use zebu_disks::size::{parse_size, size_argument};
 use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

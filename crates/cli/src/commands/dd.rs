@@ -1,17 +1,15 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, Program, given_only};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
 use crate::output::stderr;
-use crate::program::Program;
-use crate::remote_names::given_only;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
-use crate::size::parse_size;
+use zebu_disks::size::parse_size;
 use crate::values::{NamedFormat, formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};

@@ -1,7 +1,7 @@
 //! `zebu devices` and `zebu detach`: block devices of this machine that zebu, or another server of ublk, has made.
 
 use crate::attached::Device;
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::values::OutputFormat;

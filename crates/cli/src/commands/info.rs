@@ -6,17 +6,13 @@ pub(crate) use nodes::protocol;
 use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::InspectArgs;
-use crate::backing_opts::describes_backing;
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program, Sources, describes_backing};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
-use crate::program::Program;
-use crate::secrets::Sources;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;

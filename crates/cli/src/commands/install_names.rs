@@ -1,9 +1,8 @@
 //! `zebu install-names`: links of QEMU's names to this binary.
 
 use crate::failure::Failure;
-use crate::output::printable::printable;
+use zebu_disks::{Program, printable};
 use crate::output::stdout;
-use crate::program::Program;
 use std::fmt::Write as _;
 use std::io;
 use std::os::unix::fs::symlink;

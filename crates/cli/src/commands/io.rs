@@ -1,7 +1,7 @@
 //! `zebu io`: qemu-io's commands on an image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};

@@ -1,13 +1,12 @@
 //! `zebu map`: what each range of a disk is made of.
 
 use crate::arguments::InspectArgs;
-use crate::context::Context;
+use zebu_disks::{Context, printable};
 use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
-use crate::output::printable::printable;
 use crate::output::stdout;
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;

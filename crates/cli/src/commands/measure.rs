@@ -1,13 +1,13 @@
 //! `zebu measure`: how large an image file would become.
 
 use crate::arguments::InspectArgs;
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::session::Session;
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::values::{NamedFormat, OutputFormat, formats, measured_formats};
 use crate::watch::{ProgressMode, Watch};

@@ -5,10 +5,9 @@
 
 use crate::attached::{Attached, Begin, Device};
 use crate::commands::devices::detach_in_the_end;
-use crate::context::Context;
+use zebu_disks::{Context, Program};
 use crate::failure::Failure;
 use crate::output::stdout;
-use crate::program::Program;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;

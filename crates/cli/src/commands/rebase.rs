@@ -3,10 +3,10 @@
 use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
-use crate::image_spec::{ImageSpec, backing_key_remedy};
+use crate::image_failure::backing_key_remedy;
 use crate::output::stderr;
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;

@@ -1,12 +1,11 @@
 //! `zebu resize`: changes the size of a virtual disk.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, Program};
 use crate::failure::Failure;
 use crate::output::stdout;
-use crate::program::Program;
 use crate::session::Session;
-use crate::size::{SizeError, parse_size};
+use zebu_disks::size::{SizeError, parse_size};
 use crate::values::{NamedFormat, formats, preallocation_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;

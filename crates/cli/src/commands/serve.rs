@@ -1,11 +1,8 @@
 //! `zebu serve`: images as block devices for others.
 
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program, Sources};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
 use crate::output::stdout;
-use crate::program::Program;
-use crate::secrets::Sources;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::control::Controlled;
@@ -58,7 +55,7 @@ pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
-        if context.disks.pipes.have_given_any() {
+        if context.disks.have_drained_pipes() {
             return Err(Failure::new(
                 "a secret from a pipe can't be read again by the processes of --isolate: give file= with a file",
             ));

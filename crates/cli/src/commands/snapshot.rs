@@ -1,11 +1,9 @@
 //! `zebu snapshot`: internal snapshots of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use crate::context::Context;
-use crate::errno_text::errno_text;
+use zebu_disks::{Context, Program, errno_text};
 use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stderr, stdout};
-use crate::program::Program;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;

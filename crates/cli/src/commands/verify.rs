@@ -1,9 +1,9 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
 use crate::arguments::InspectArgs;
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::Failure;
-use crate::local_name::path_argument;
+use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};

@@ -6,7 +6,7 @@ use super::report::{ReportStyle, dump_text, request_text};
 use super::requests::{READ_FILL, WRITE_FILL, bytes_of, refuse, style};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::errno_text::errno_text;
+use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::Discard;

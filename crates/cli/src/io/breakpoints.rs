@@ -2,7 +2,7 @@
 
 use super::call::{Call, Outcome, fail};
 use super::state::State;
-use crate::errno_text::errno_text;
+use zebu_disks::errno_text;
 use crate::failure::Failure;
 use rustix::io::Errno;
 use std::time::Duration;

@@ -3,9 +3,8 @@
 use super::table::CommandInfo;
 use super::words::{OptionError, Parsed, parse_options};
 use crate::failure::Failure;
-use crate::output::printable::printable;
+use zebu_disks::{Program, printable};
 use crate::output::stdout;
-use crate::program::Program;
 use std::io::Write;
 
 /// How a command ended.

@@ -3,7 +3,7 @@
 use super::call::{Call, Outcome, fail};
 use super::numbers::offset;
 use super::state::{OpenImage, State};
-use crate::errno_text::errno_text;
+use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::info_human::push_qcow2;
 use crate::output::stdout;

@@ -1,6 +1,6 @@
 //! Numbers in commands, and what is said of wrong ones.
 
-use crate::size::{SizeError, parse_size};
+use zebu_disks::size::{SizeError, parse_size};
 
 /// Most bytes of one request: QEMU's limit, 2^31 less a sector and a bit.
 pub const MAX_REQUEST: u64 = 2_147_483_136;

@@ -5,7 +5,7 @@ use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use crate::errno_text::errno_text;
+use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::{Discard, preallocation_argument};

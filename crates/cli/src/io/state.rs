@@ -1,11 +1,9 @@
 //! State that commands share: the open image, and how it was opened.
 
 use crate::arguments::{ForceShareArg, ImageArgs};
-use crate::context::Context;
+use zebu_disks::{Context, ImageSpec, Program};
 use crate::failure::Failure;
-use crate::graph::Filtered;
-use crate::image_spec::ImageSpec;
-use crate::program::Program;
+use zebu_disks::graph::Filtered;
 use crate::session::Session;
 use crate::temporary_overlay::TemporaryOverlay;
 use crate::values::{Discard, NamedFormat};

@@ -5,9 +5,8 @@ mod options;
 mod reply;
 mod secure;
 
-use crate::errno_text::errno_text;
+use zebu_disks::{errno_text, printable};
 use crate::failure::Failure;
-use crate::output::printable::printable;
 use crate::output::stdout;
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};

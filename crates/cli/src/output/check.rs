@@ -1,8 +1,7 @@
 //! The report of `check`, as QEMU words it.
 
-use super::printable::printable;
+use zebu_disks::{Program, printable};
 use crate::failure::Failure;
-use crate::program::Program;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::check::{CheckCounts, CheckReport};

@@ -1,6 +1,6 @@
 //! How an image is encrypted, in QEMU's words.
 
-use super::printable::printable;
+use zebu_disks::printable;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, LuksInfo, LuksSlotInfo};

@@ -4,10 +4,9 @@ use super::encryption::push_luks;
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name};
 use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
-use super::printable::printable;
+use zebu_disks::{Program, printable};
 use super::units::size_short;
 
-use crate::program::Program;
 use crate::sector_size::unusual;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};

@@ -5,7 +5,7 @@ use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
 use crate::backing::resolve;
 
-use crate::program::Program;
+use zebu_disks::Program;
 use crate::sector_size::unusual;
 use serde::Serialize;
 use std::path::Path;

@@ -1,9 +1,8 @@
 //! JSON as QEMU lays it out: an indent of 4 spaces.
 
-use super::printable::is_control;
-use super::qemu_json;
+use zebu_disks::{Program, is_control};
+use zebu_disks::qemu_json;
 use crate::failure::Failure;
-use crate::program::Program;
 use serde::Serialize;
 
 /// `value` as text, with a line end.

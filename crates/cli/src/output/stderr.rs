@@ -1,7 +1,6 @@
 //! Standard error, beside the failure that ends a command.
 
-use super::printable::printable;
-use crate::program::Program;
+use zebu_disks::{Program, printable};
 use std::io::Write;
 
 /// Writes a line for people: what they should know of, though the command goes on.

@@ -1,7 +1,7 @@
 //! Output of `info --verdict`.
 
 use super::json::path_text;
-use super::printable::printable;
+use zebu_disks::printable;
 use serde::Serialize;
 use zebu::verdict::{Concern, ConcernLevel, Verdict};
 

@@ -2,7 +2,7 @@
 
 use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -70,7 +70,7 @@ fn command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Program;
+    use zebu_disks::Program;
     use crate::values::NamedFormat;
 
     fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {

@@ -3,7 +3,7 @@
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
-use crate::context::Context;
+use zebu_disks::Context;
 use crate::failure::Failure;
 use clap::{Args, FromArgMatches};
 use std::ffi::OsString;

@@ -2,8 +2,9 @@
 
 use crate::authorization_objects::{is_authorization, read_authorization};
 use crate::failure::Failure;
-use crate::objects::{Object, parse_objects};
-use crate::tls_objects::TlsObject;
+use crate::tls_servers::read_credentials;
+use zebu_disks::objects::{Object, parse_objects};
+use zebu_disks::tls_objects::TlsObject;
 use zebu_export::nbd::Authorization;
 
 /// Names of this process's standard input.
@@ -29,7 +30,7 @@ impl Objects {
 
     fn take(&mut self, mut object: Object) -> Result<(), String> {
         if TlsObject::is(&object) {
-            self.tls.push(TlsObject::read(&object)?);
+            self.tls.push(read_credentials(&object)?);
         } else if is_authorization(&object) {
             let rules = read_authorization(&object)?;
             self.authorizations.push((object.id().to_owned(), rules));

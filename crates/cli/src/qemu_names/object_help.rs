@@ -1,9 +1,9 @@
 //! `--object help` and `--object TYPE,help`, which QEMU's programs answer before anything else.
 
 use crate::cli;
-use crate::objects::object_help;
+use zebu_disks::objects::object_help;
 use crate::output::stdout;
-use crate::program::Program;
+use zebu_disks::Program;
 use std::ffi::OsString;
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! The lists of `-o help`, line by line as qemu-img prints them: scripts look for options in them.
 
 use crate::failure::Failure;
-use crate::program::Program;
+use zebu_disks::Program;
 use zebu::Format;
 
 /// Options of the file that an image is in, as opposed to its format.

@@ -1,7 +1,7 @@
 //! Backups of exports that are served: the disk as it was when the backup began, while clients write.
 
 use super::control_request::{BackupStart, CompressionName, OnError, TargetCache};
-use crate::errno_text::errno_text;
+use zebu_disks::errno_text;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;

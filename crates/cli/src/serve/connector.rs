@@ -2,9 +2,8 @@
 //! program again, outside of the sandbox, and connects only to addresses that were known when it was started. It signs the URLs of objects in stores, too, and reads the
 //! credentials for that.
 
-use crate::context::Context;
+use zebu_disks::{Context, RemoteDisks};
 use crate::failure::Failure;
-use crate::remote_disk::RemoteDisks;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;

@@ -4,7 +4,7 @@ use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request, VERSION};
 use super::hydrations::Hydrations;
-use crate::disks::Disks;
+use zebu_disks::Disks;
 use crate::output::info_json;
 use futures_util::lock::Mutex;
 use serde_json::{Value, json};

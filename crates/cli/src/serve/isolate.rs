@@ -7,7 +7,7 @@
 //! them in good order.
 
 use crate::failure::{EXIT_FAILURE, Failure};
-use crate::output::printable::printable;
+use zebu_disks::printable;
 use crate::output::stdout;
 use crate::stop_signals::signals_of_servers;
 use signal_hook::consts::SIGTERM;

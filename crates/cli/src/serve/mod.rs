@@ -22,4 +22,3 @@ pub(crate) mod side_doors;
 pub(crate) mod signals;
 mod system_calls;
 pub(crate) mod verified;
-pub(crate) mod verified_disks;

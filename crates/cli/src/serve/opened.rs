@@ -3,7 +3,7 @@
 use super::overlay::overlay_of;
 use super::verified::{Report, VerifiedBase};
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
+use zebu_disks::ImageSpec;
 use crate::session::Session;
 use std::ffi::OsString;
 use std::path::PathBuf;

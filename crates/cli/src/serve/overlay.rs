@@ -2,9 +2,8 @@
 
 use super::log_lines;
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
-use crate::output::printable::printable;
-use crate::remote_names::backing_argument;
+use crate::image_failure::image_failure;
+use zebu_disks::{ImageSpec, backing_argument, printable};
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -74,7 +73,7 @@ fn make(
     let made = session.worker().block_on(clone_image(session.worker(), &base.path, overlay, &options));
     made.map(drop).map_err(|error| {
         if error.image() == Some(&base.path) {
-            base.failure(session.context(), &error)
+            image_failure(base, session.context(), &error)
         } else {
             Failure::during(&format!("could not make the overlay '{}'", overlay.display()), &error)
         }
@@ -92,5 +91,5 @@ fn look_at(session: &Session, spec: &ImageSpec) -> Result<ImageInfo, Failure> {
         image.close(worker).await?;
         info
     });
-    looked.map_err(|error| spec.failure(session.context(), &error))
+    looked.map_err(|error| image_failure(spec, session.context(), &error))
 }

@@ -1,13 +1,12 @@
 //! Options of `zebu serve`.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use crate::local_name::path_argument;
-use crate::output::printable::printable;
-use crate::program::Program;
+use crate::local_argument::path_argument;
+use zebu_disks::{Program, printable};
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
 use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
-use crate::size::size_argument;
+use zebu_disks::size::size_argument;
 use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;

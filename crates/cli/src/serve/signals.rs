@@ -7,7 +7,7 @@
 
 use super::log_lines;
 use crate::failure::Failure;
-use crate::program::Program;
+use zebu_disks::Program;
 use crate::stop_signals::{Answer, Asked, signals_of_servers, survive_size_limit, take_over_signals};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator;

@@ -1,7 +1,7 @@
 //! Images of which only what a manifest says is read (`--verify`).
 
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
+use zebu_disks::ImageSpec;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

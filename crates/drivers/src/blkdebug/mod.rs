@@ -26,7 +26,7 @@ pub struct Blkdebug {
     below: Arc<dyn Storage>,
     limits: Limits,
     /// Told of every request that is stopped or resumed.
-    tell: fn(&str),
+    tell: Box<dyn Fn(&str) + Send + Sync>,
     state: Mutex<State>,
     /// For requests that limits cut into pieces.
     worker: Background,
@@ -55,7 +55,7 @@ impl Blkdebug {
     pub fn new(
         below: Arc<dyn Storage>,
         config: BlkdebugConfig,
-        tell: fn(&str),
+        tell: impl Fn(&str) + Send + Sync + 'static,
         engine: Engine,
     ) -> Result<Self, IoError> {
         let mut state = State { rules: Rules::new(config.rules), ..State::default() };
@@ -63,7 +63,7 @@ impl Blkdebug {
         Ok(Self {
             below,
             limits: config.limits,
-            tell,
+            tell: Box::new(tell),
             state: Mutex::new(state),
             worker: Background::small(engine)?,
         })

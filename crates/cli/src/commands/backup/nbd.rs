@@ -1,9 +1,8 @@
 //! `zebu backup` to a disk on an NBD server: written in order, as into an object.
 
 use super::BackupArgs;
-use crate::context::Context;
+use zebu_disks::{Context, given_only};
 use crate::failure::Failure;
-use crate::remote_names::given_only;
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -5,11 +5,10 @@
 
 use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
-use crate::context::Context;
+use zebu_disks::{Context, Program};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
 use crate::output_pipe::OutputPipe;
-use crate::program::Program;
 use crate::session::Session;
 use crate::temporary_directory::unnamed_file;
 use crate::watch::Watch;

@@ -1,7 +1,6 @@
 //! The reports of `zebu convert`.
 
-use crate::disks::Disks;
-use crate::remote_disk::RemoteTransfers;
+use zebu_disks::{Disks, RemoteTransfers};
 use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
 use zebu::jobs::ConvertReport;

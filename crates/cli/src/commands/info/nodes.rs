@@ -1,12 +1,9 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
 use crate::backing::{is_described, resolve};
-use crate::context::Context;
-use crate::disks::Disks;
+use zebu_disks::{Context, Disks, ImageSpec, Named};
 use crate::failure::Failure;
-use crate::graph::{Description, Filter, Node, open_node, reference_node};
-use crate::image_spec::ImageSpec;
-use crate::named_disks::Named;
+use zebu_disks::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::output::info_json::parent_elsewhere;
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;

@@ -1,0 +1,14 @@
+//! What a user means by words, and the disks that these words name.
+
+use crate::disks::Disks;
+use crate::program::Program;
+use std::sync::Arc;
+
+/// Passed to all that reads names of disks and opens them. Clones have the same disks.
+#[derive(Clone, Default)]
+pub struct Context {
+    /// The program whose grammar, defaults and messages are asked for.
+    pub dialect: Program,
+    /// The disks, which are named, opened and closed here.
+    pub disks: Arc<Disks>,
+}

@@ -1,0 +1,66 @@
+//! The disks of a program: each part of what it knows of them has an owner.
+
+use crate::drained_pipes::DrainedPipes;
+use crate::graph::Blkdebugs;
+use crate::named_disks::NamedDisks;
+use crate::notices::{Notice, Notices};
+use crate::packed::UnpackedFiles;
+use crate::remote_disk::RemoteDisks;
+use crate::verified_disks::VerifiedDisks;
+use crate::tls_objects::TlsObjects;
+use crate::uploads::Uploads;
+use std::sync::Arc;
+use zebu::storage::{Engine, IoError, Storage};
+use zebu_drivers::{Blkdebug, BlkdebugConfig};
+
+/// The disks that a program names and opens.
+#[derive(Default)]
+pub struct Disks {
+    /// What names lead to that are no local files.
+    pub names: NamedDisks,
+    /// Disks on servers, and the way there.
+    pub remote: RemoteDisks,
+    /// Objects in stores that are written.
+    pub uploads: Uploads,
+    /// Contents of packed files.
+    pub(crate) unpacked: UnpackedFiles,
+    /// Disks that are compared with a manifest.
+    pub verified: VerifiedDisks,
+    /// Drivers that stop requests.
+    pub blkdebugs: Blkdebugs,
+    /// Certificates and keys that image options name.
+    pub tls: TlsObjects,
+    /// Secrets that came from pipes.
+    pub(crate) pipes: DrainedPipes,
+    /// Who hears what the disks have to say.
+    pub(crate) notices: Notices,
+}
+
+impl Disks {
+    /// Disks that say what a user should know of.
+    pub fn new(notices: Notices) -> Self {
+        Self { remote: RemoteDisks::new(notices.clone()), notices, ..Self::default() }
+    }
+
+    /// Whether a secret came from a pipe, which gives it to no other process any more.
+    pub fn have_drained_pipes(&self) -> bool {
+        self.pipes.have_given_any()
+    }
+
+    /// A driver that fails and stops requests on purpose, over `below`.
+    pub(crate) fn open_blkdebug(
+        &self,
+        below: Arc<dyn Storage>,
+        config: &BlkdebugConfig,
+    ) -> Result<Arc<Blkdebug>, IoError> {
+        let notices = self.notices.clone();
+        let tell = move |line: &str| notices.say(Notice::Stopped(line));
+        Ok(self.blkdebugs.keep(Blkdebug::new(below, config.clone(), tell, Engine::Auto)?))
+    }
+
+    /// Says goodbye to all servers, and wipes secrets.
+    pub fn close(&self) {
+        self.remote.close_all();
+        self.pipes.forget();
+    }
+}

@@ -1,0 +1,458 @@
+//! Disks on servers: how the command line describes them, and those that this command has opened.
+
+use crate::notices::{Notice, Notices};
+use crate::remote_cache::{CacheChoice, RemoteCache};
+use crate::uploads::Uploads;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use zebu::storage::{Access, IoError, IoErrorKind, Op, Storage};
+use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
+use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
+use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
+use zebu_remote::range_cache::CachedDisk;
+use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
+use zebu_storage::sync::Mutex;
+use zebu_store::{StoreName, signed_urls};
+
+/// A disk over the network, as the command line describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RemoteName {
+    /// A disk on an NBD server.
+    Nbd {
+        /// The server and its export.
+        address: NbdAddress,
+        /// How it is connected to.
+        options: NbdOptions,
+    },
+    /// A file on a web server.
+    Http {
+        /// The file.
+        url: HttpUrl,
+        /// How it is fetched.
+        options: Box<HttpOptions>,
+    },
+    /// An object in a store.
+    Object {
+        /// The object.
+        name: StoreName,
+        /// How it is fetched.
+        options: Box<HttpOptions>,
+    },
+    /// An image of Ceph RBD.
+    Rbd {
+        /// The image.
+        name: Box<RbdName>,
+    },
+}
+
+impl RemoteName {
+    /// Whether `name` has a protocol of these.
+    pub fn is_name(name: &str) -> bool {
+        NbdAddress::is_name(name)
+            || HttpUrl::is_name(name)
+            || StoreName::is_name(name)
+            || RbdName::is_name(name)
+    }
+
+    /// Reads a name, with the options of the command line for all disks.
+    pub fn parse(name: &str, all: &RemoteDisks) -> Result<Self, String> {
+        if NbdAddress::is_name(name) {
+            return Ok(Self::Nbd { address: NbdAddress::parse(name)?, options: all.nbd_options() });
+        }
+        if StoreName::is_name(name) {
+            return Ok(Self::Object { name: StoreName::parse(name)?, options: Box::new(all.http_options()) });
+        }
+        if RbdName::is_name(name) {
+            return Ok(Self::Rbd { name: Box::new(RbdName::parse(name)?) });
+        }
+        Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(all.http_options()) })
+    }
+
+    /// The URL without secrets.
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Nbd { address, .. } => address.to_string(),
+            Self::Http { url, .. } => url.to_string(),
+            Self::Object { name, .. } => name.to_string(),
+            Self::Rbd { name } => name.to_string(),
+        }
+    }
+
+    /// The name that QEMU has for it in reports: with the port, and no slash where an export's name is missing.
+    pub fn reported(&self) -> String {
+        let Self::Nbd { address: NbdAddress { endpoint, export, tls: None, .. }, .. } = self else {
+            return self.shown();
+        };
+        let export = if export.is_empty() { String::new() } else { format!("/{export}") };
+        match endpoint {
+            Endpoint::Unix(path) => format!("nbd+unix://{export}?socket={}", path.display()),
+            Endpoint::Tcp { host, port } if host.contains(':') => format!("nbd://[{host}]:{port}{export}"),
+            Endpoint::Tcp { host, port } => format!("nbd://{host}:{port}{export}"),
+            _ => self.shown(),
+        }
+    }
+
+    /// QEMU's name for its driver, or the scheme of a store, which QEMU has not.
+    pub fn driver(&self) -> &'static str {
+        match self {
+            Self::Nbd { .. } => "nbd",
+            Self::Http { url, .. } if url.is_secure() => "https",
+            Self::Http { .. } => "http",
+            Self::Object { name, .. } => name.kind().scheme(),
+            Self::Rbd { .. } => "rbd",
+        }
+    }
+
+    pub(crate) fn is_place_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
+            (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
+            (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
+            (Self::Rbd { name: a }, Self::Rbd { name: b }) => a.is_place_of(b),
+            _ => false,
+        }
+    }
+}
+
+/// An open disk over the network.
+#[derive(Clone)]
+enum Disk {
+    Nbd(Arc<NbdDisk>),
+    Http {
+        disk: Arc<HttpDisk>,
+        /// With a cache before it.
+        cached: Option<Arc<CachedDisk>>,
+        /// Why it has none, though one was asked for.
+        uncached: Option<&'static str>,
+    },
+    Rbd(Arc<RbdDisk>),
+}
+
+impl Disk {
+    fn name(&self) -> String {
+        match self {
+            Self::Nbd(disk) => disk.name(),
+            Self::Http { disk, .. } => disk.name(),
+            Self::Rbd(disk) => disk.name().to_string(),
+        }
+    }
+
+    fn stats(&self) -> StatsSnapshot {
+        match self {
+            Self::Nbd(disk) => disk.stats(),
+            Self::Http { disk, .. } => disk.stats(),
+            Self::Rbd(disk) => {
+                let (counted, mut stats) = (disk.stats(), StatsSnapshot::default());
+                stats.requests = counted.requests;
+                stats.read_bytes = counted.read_bytes;
+                stats.written_bytes = counted.written_bytes;
+                stats
+            }
+        }
+    }
+
+    fn last_failure(&self) -> Option<String> {
+        match self {
+            Self::Nbd(disk) => disk.last_failure(),
+            Self::Http { disk, .. } => disk.last_failure(),
+            // Its connections are librados's, which makes them again.
+            Self::Rbd(_) => None,
+        }
+    }
+
+    /// Whether it is open for as much as `access`. Only of images of RBD that is decided when they are opened.
+    fn is_open_for(&self, access: Access) -> bool {
+        !matches!(self, Self::Rbd(disk) if access == Access::ReadWrite && disk.access() == Access::ReadOnly)
+    }
+}
+
+/// Disks on servers that a command has opened, and the way there.
+#[derive(Default)]
+pub struct RemoteDisks {
+    /// They stay open: a server may take no second connection.
+    opened: Mutex<Vec<(RemoteName, Disk)>>,
+    /// Images of RBD that are made when they are opened first.
+    new: Mutex<Vec<RemoteName>>,
+    /// The way to all servers.
+    network: Network,
+    /// Options of the command line for all names.
+    given: Mutex<NetworkOptions>,
+    /// What is kept on this machine.
+    pub cache: RemoteCache,
+    /// Who hears what the disks have to say.
+    notices: Notices,
+}
+
+/// Options for all disks over the network that nothing else is said of.
+#[derive(Debug, Clone, Default)]
+pub struct NetworkOptions {
+    /// Certificates of the authorities that sign those of web servers.
+    pub authorities: Option<PathBuf>,
+    /// Bytes of memory of each disk on a web server.
+    pub memory: Option<u64>,
+    /// Redirects that are followed.
+    pub redirects: Redirects,
+    /// What is kept on this machine.
+    pub cache: Option<CacheChoice>,
+}
+
+impl RemoteDisks {
+    /// Disks that say what a user should know of.
+    pub(crate) fn new(notices: Notices) -> Self {
+        Self { notices, ..Self::default() }
+    }
+
+    fn tell(&self, fact: &str) {
+        self.notices.say(Notice::Fact(fact));
+    }
+
+    /// From now on, names are read with these.
+    pub fn use_options(&self, options: NetworkOptions) {
+        *self.given.lock() = options;
+    }
+
+    fn given(&self) -> NetworkOptions {
+        self.given.lock().clone()
+    }
+
+    /// Options of a disk on an NBD server that nothing else is said of.
+    pub(crate) fn nbd_options(&self) -> NbdOptions {
+        NbdOptions::default().network(self.network.clone())
+    }
+
+    /// Options of a file on a web server that nothing else is said of.
+    pub(crate) fn http_options(&self) -> HttpOptions {
+        let given = self.given();
+        let options = HttpOptions::default()
+            .authorities(given.authorities)
+            .redirects(given.redirects)
+            .network(self.network.clone());
+        match given.memory {
+            Some(memory) => options.memory(memory),
+            None => options,
+        }
+    }
+
+    /// The way to all servers.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Has an image of RBD be made when it is opened first. Its size is 0 then.
+    pub(crate) fn make_first(&self, name: RemoteName) {
+        self.new.lock().push(name);
+    }
+
+    /// Whether an image is to be made, which is told once.
+    fn take_new(&self, name: &RemoteName) -> bool {
+        let mut new = self.new.lock();
+        new.iter().position(|one| one == name).map(|at| new.swap_remove(at)).is_some()
+    }
+
+    /// Whether a disk is open whose library connects to machines as it sees fit, which a sandbox does not let it.
+    pub fn needs_network(&self) -> bool {
+        let opened = self.opened.lock();
+        opened.iter().any(|(_, disk)| matches!(disk, Disk::Rbd(_)))
+    }
+
+    /// A disk on a server, to be used for `access`; one that is known stays connected.
+    pub(crate) fn open(&self, name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
+        let mut opened = self.opened.lock();
+        let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
+        let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
+        let disk = if let Some(disk) = known {
+            disk
+        } else {
+            let disk = self.connect(&name, access)?;
+            opened.push((name, disk.clone()));
+            disk
+        };
+        Ok(match disk {
+            Disk::Nbd(disk) => disk,
+            Disk::Http { cached: Some(cached), .. } => cached,
+            Disk::Http { disk, .. } => disk,
+            Disk::Rbd(disk) => disk,
+        })
+    }
+
+    /// Says goodbye to all servers; a disk that is still in use stays connected, unless it is an image of RBD, whose lock would stay,
+    /// too.
+    pub(crate) fn close_all(&self) {
+        let opened = std::mem::take(&mut *self.opened.lock());
+        for (_, disk) in &opened {
+            if let Disk::Rbd(disk) = disk {
+                disk.close();
+            }
+        }
+        drop(opened);
+    }
+
+    /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
+    pub fn transfers(&self, uploads: &Uploads) -> Option<RemoteTransfers> {
+        let opened = self.opened.lock();
+        let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
+            all.requests += one.requests;
+            all.read_bytes += one.read_bytes;
+            all.written_bytes += one.written_bytes;
+            all.retries += one.retries;
+            all.reconnects += one.reconnects;
+            all
+        });
+        let all = match (all, uploads.stats()) {
+            (all, None) => all,
+            (all, Some(sent)) => {
+                let mut all = all.unwrap_or_default();
+                all.requests += sent.sent + sent.retries;
+                all.written_bytes += sent.sent_bytes;
+                all.retries += sent.retries;
+                Some(all)
+            }
+        };
+        all.map(|all| RemoteTransfers {
+            requests: all.requests,
+            read_bytes: all.read_bytes,
+            written_bytes: all.written_bytes,
+            retries: all.retries,
+            reconnections: all.reconnects,
+        })
+    }
+
+    /// Says what went over the network (`-v`), if anything did.
+    pub fn tell_transfers(&self, uploads: &Uploads) {
+        self.cache.tell(&self.notices);
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            let StatsSnapshot { requests, read_bytes, written_bytes, retries, reconnects, .. } = disk.stats();
+            let name = disk.name();
+            self.tell(&format!(
+                "{name}: {requests} requests, {read_bytes} bytes read, {written_bytes} bytes written, {retries} retries, \
+                 {reconnects} reconnections"
+            ));
+            let uncached = match disk {
+                Disk::Nbd(_) => {
+                    self.given().cache.map(|_| "an NBD server does not mark versions of its disks")
+                }
+                Disk::Http { uncached, .. } => *uncached,
+                Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
+            };
+            if let Some(reason) = uncached {
+                self.tell(&format!("{name}: not cached: {reason}"));
+            }
+            if let Some(failure) = disk.last_failure() {
+                let what =
+                    if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
+                self.tell(&format!("{name}: {what}: {failure}"));
+            }
+        }
+        uploads.tell(&self.notices);
+    }
+
+    /// Has reads of all disks over the network go past all copies, while what is returned lives.
+    pub fn reads_afresh(&self) -> Vec<Afresh> {
+        let opened = self.opened.lock();
+        let mut all = Vec::new();
+        for (_, disk) in opened.iter() {
+            if let Disk::Http { disk, cached, .. } = disk {
+                all.extend(disk.reads_afresh());
+                all.extend(cached.as_ref().map(|cached| cached.reads_afresh()));
+            }
+        }
+        all
+    }
+
+    /// Has all disks end what is under way soon, also where servers are silent.
+    pub fn hurry(&self) {
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            match disk {
+                Disk::Nbd(disk) => disk.hurry(),
+                Disk::Http { disk, .. } => disk.hurry(),
+                Disk::Rbd(disk) => disk.hurry(),
+            }
+        }
+    }
+
+    /// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
+    pub fn tell_given_up(&self) {
+        let opened = self.opened.lock();
+        for (_, disk) in opened.iter() {
+            let given_up = match disk {
+                Disk::Nbd(disk) => disk.given_up(),
+                Disk::Http { disk, .. } => disk.given_up(),
+                Disk::Rbd(disk) => disk.given_up(),
+            };
+            if let Some(reason) = given_up {
+                self.tell(&format!("{}: {reason}", disk.name()));
+            }
+        }
+    }
+
+    fn connect(&self, name: &RemoteName, access: Access) -> Result<Disk, IoError> {
+        let connected = match name {
+            RemoteName::Nbd { address, options } => {
+                NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
+            }
+            RemoteName::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
+                .and_then(|disk| self.with_cache(disk, options.memory)),
+            RemoteName::Object { name, options } => {
+                let urls = signed_urls(name.clone(), (**options).clone());
+                HttpDisk::open_signed(urls, (**options).clone())
+                    .and_then(|disk| self.with_cache(disk, options.memory))
+            }
+            RemoteName::Rbd { name: image } => {
+                let (image, options) = ((**image).clone(), RbdOptions::default());
+                let disk = if self.take_new(name) {
+                    RbdDisk::create(image, 0, &options)?
+                } else {
+                    RbdDisk::open(image, access, &options)?
+                };
+                return Ok(Disk::Rbd(Arc::new(disk)));
+            }
+        };
+        connected.map_err(with_option)
+    }
+
+    /// An object, with the cache before it that the command line asks for.
+    fn with_cache(&self, disk: HttpDisk, memory: u64) -> Result<Disk, RemoteError> {
+        let disk = Arc::new(disk);
+        // What is read in one piece is of one version.
+        if !disk.has_versions() && !disk.is_streamed() {
+            self.notices.say(Notice::Unversioned(&format!(
+                "{}: the server marks no versions (ETag, Last-Modified): if the object changes meanwhile, what is read of it \
+                 may be put together of two versions",
+                disk.name()
+            )));
+        }
+        let (cached, uncached) = match self.given().cache {
+            None => (None, None),
+            Some(choice) => match self.cache.cached(&self.notices, &choice, &disk, memory)? {
+                Ok(cached) => (Some(cached), None),
+                Err(reason) => (None, Some(reason)),
+            },
+        };
+        Ok(Disk::Http { disk, cached, uncached })
+    }
+}
+
+/// The failure to open a disk, with the option that lets it be opened.
+fn with_option(error: RemoteError) -> IoError {
+    match error.remedy() {
+        Some(RemoteRemedy::FollowAnyRedirect) => {
+            let reason = format!("{} (--redirects any follows it)", error.reason());
+            IoError::of_file(Op::Open, IoErrorKind::Os(error.errno()), error.name()).with_detail(reason)
+        }
+        _ => error.into(),
+    }
+}
+
+/// Transfers over the network, for reports in JSON.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RemoteTransfers {
+    requests: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    retries: u64,
+    reconnections: u64,
+}
