@@ -1,6 +1,6 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use zebu_disks::{Context, DiskError, Named, Program, errno_text, printable, without_secrets};
+use zebu_disks::{Context, DiskError, Program, Reference, errno_text, printable, without_secrets};
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -223,7 +223,7 @@ fn reason(context: &Context, error: &zebu::Error, image: &Path) -> String {
                 return format!("Failed to connect to '{server}': {why}");
             }
             let says_why =
-                matches!(names.named(path), Some(Named::Graph(_))) || names.driver(path) == Some("rbd");
+                matches!(names.named(path), Some(Reference::Graph(_))) || names.driver(path) == Some("rbd");
             if let (true, Some(why)) = (says_why, detail) {
                 return why.clone();
             }

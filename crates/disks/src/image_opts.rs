@@ -533,8 +533,6 @@ fn cache_mode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image_spec::ForceShare;
-    use crate::secrets::Secrets;
     use zebu::OpenOptions;
 
     fn parse(text: &str) -> Result<ImageOpts, String> {
@@ -542,21 +540,7 @@ mod tests {
     }
 
     fn spec(access: Access) -> ImageSpec {
-        ImageSpec {
-            secrets: Secrets::default(),
-            path: "unset".into(),
-            options: OpenOptions::default().access(access),
-            aio: None,
-            discard: None,
-            detect_zeroes: None,
-            filters: Vec::new(),
-            driver: None,
-            is_described: false,
-            described: None,
-            node_names: Vec::new(),
-            called_raw: "driver=raw",
-            force_share: ForceShare::Missing,
-        }
+        ImageSpec::new("unset".into(), OpenOptions::default().access(access))
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Disks that the command line named and that are no local files, by the name under which the engine opens them.
 
 use crate::graph::Node;
+use crate::reference::{OpenedFile, Reference, SharedDisk};
 use crate::remote_disk::RemoteName;
 use std::collections::HashMap;
-use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use zebu_storage::sync::Mutex;
 /// Names that the command line gave.
 #[derive(Default)]
 pub struct NamedDisks {
-    names: Mutex<HashMap<PathBuf, Named>>,
+    names: Mutex<HashMap<PathBuf, Reference>>,
     /// Whether the command can show what a bitmap marks in place of holes.
     shows_bitmaps: AtomicBool,
 }
@@ -33,7 +33,7 @@ impl NamedDisks {
         // URLs that differ in what is not shown have a number each.
         let mut number = 1;
         while let Some(before) = names.get(&path) {
-            let Named::Remote(before) = before else {
+            let Reference::Remote(before) = before else {
                 return Err(format!("'{shown}' is the name of another disk"));
             };
             if *before == name {
@@ -45,14 +45,26 @@ impl NamedDisks {
             number += 1;
             path = PathBuf::from(format!("{shown}#{number}"));
         }
-        names.insert(path.clone(), Named::Remote(name));
+        names.insert(path.clone(), Reference::Remote(name));
         Ok(path)
     }
 
-    fn note(&self, path: PathBuf, named: Named) -> Result<PathBuf, String> {
+    /// Notes what `name` leads to; the name by which it is opened. A local file needs no note.
+    ///
+    /// # Errors
+    /// A disk over the network has this name, or the same disk was noted with other options.
+    pub fn note_reference(&self, name: &Path, reference: Reference) -> Result<PathBuf, String> {
+        match reference {
+            Reference::Local(path) => Ok(path),
+            Reference::Remote(remote) => self.note_remote(remote),
+            other => self.note(name.to_owned(), other),
+        }
+    }
+
+    fn note(&self, path: PathBuf, named: Reference) -> Result<PathBuf, String> {
         match self.names.lock().insert(path.clone(), named.clone()) {
             // A configuration may have changed since a name was opened first; servers and their options may not.
-            Some(before) if before != named && matches!(before, Named::Remote(_)) => {
+            Some(before) if before != named && matches!(before, Reference::Remote(_)) => {
                 Err(format!("'{}' is given twice, with different options", path.display()))
             }
             _ => Ok(path),
@@ -64,13 +76,13 @@ impl NamedDisks {
     /// # Errors
     /// A disk over the network has this name.
     pub fn note_node(&self, path: PathBuf, node: Node) -> Result<PathBuf, String> {
-        self.note(path, Named::Graph(node))
+        self.note(path, Reference::Graph(node))
     }
 
     /// Lets files be read that were noted and whose servers have no ranges, once from the beginning to the end.
     pub fn allow_streams(&self) {
         for name in self.names.lock().values_mut() {
-            if let Named::Remote(RemoteName::Http { options, .. }) = name {
+            if let Reference::Remote(RemoteName::Http { options, .. }) = name {
                 options.without_ranges = ServersWithoutRanges::Stream;
             }
         }
@@ -88,7 +100,7 @@ impl NamedDisks {
 
     /// Whether the holes of this disk are what a bitmap marks.
     pub fn shows_bitmap(&self, path: &Path) -> bool {
-        matches!(self.named(path), Some(Named::Remote(RemoteName::Nbd { options, .. })) if options.holes_from.is_some())
+        matches!(self.named(path), Some(Reference::Remote(RemoteName::Nbd { options, .. })) if options.holes_from.is_some())
     }
 
     /// Notes a file without a name; `path` is what it is called from now on.
@@ -96,7 +108,7 @@ impl NamedDisks {
     /// # Errors
     /// A disk over the network has this name.
     pub fn note_open(&self, path: PathBuf, file: OwnedFd) -> Result<PathBuf, String> {
-        self.note(path, Named::Open(OpenedFile(Arc::new(file))))
+        self.note(path, Reference::Opened(OpenedFile::new(file)))
     }
 
     /// Notes an image that is open and verified; `path` is what it is called from now on.
@@ -104,90 +116,37 @@ impl NamedDisks {
     /// # Errors
     /// A disk over the network has this name.
     pub fn note_verified(&self, path: PathBuf, disk: Arc<dyn Storage>) -> Result<PathBuf, String> {
-        self.note(path, Named::Verified(SharedDisk(disk)))
+        self.note(path, Reference::Shared(SharedDisk(disk)))
     }
 
     /// The disk of that name.
-    pub fn named(&self, path: &Path) -> Option<Named> {
+    pub fn named(&self, path: &Path) -> Option<Reference> {
         self.names.lock().get(path).cloned()
     }
 
     /// Whether `path` is a disk that the command line named and that is no local file.
     pub fn is_remote(&self, path: &Path) -> bool {
-        matches!(self.named(path), Some(Named::Remote(_) | Named::Graph(_)))
+        matches!(self.named(path), Some(Reference::Remote(_) | Reference::Graph(_)))
     }
 
     /// QEMU's name for the driver of a disk that the command line named and that is no local file.
     pub fn driver(&self, path: &Path) -> Option<&'static str> {
         match self.named(path)? {
-            Named::Remote(name) => Some(name.driver()),
-            Named::Graph(node) => Some(node.driver()),
-            Named::Open(_) | Named::Verified(_) => None,
+            Reference::Remote(name) => Some(name.driver()),
+            Reference::Graph(node) => Some(node.driver()),
+            _ => None,
         }
     }
 
     /// The server of a disk that the command line named: the path of its socket, or host and port.
     pub fn server(&self, path: &Path) -> Option<String> {
         match self.named(path)? {
-            Named::Graph(_)
-            | Named::Open(_)
-            | Named::Verified(_)
-            | Named::Remote(RemoteName::Http { .. } | RemoteName::Object { .. } | RemoteName::Rbd { .. }) => {
-                None
-            }
-            Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
+            Reference::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
                 Endpoint::Unix(path) => Some(path.display().to_string()),
                 Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),
                 _ => None,
             },
+            _ => None,
         }
     }
 }
-
-/// A disk that is no local file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
-    Remote(RemoteName),
-    Graph(Node),
-    /// A file that is open already and has no name.
-    Open(OpenedFile),
-    /// An image that is open, as a manifest says.
-    Verified(SharedDisk),
-}
-
-/// A disk, shared by all who open its name.
-#[derive(Clone)]
-pub struct SharedDisk(pub Arc<dyn Storage>);
-
-impl fmt::Debug for SharedDisk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SharedDisk")
-    }
-}
-
-impl PartialEq for SharedDisk {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for SharedDisk {}
-
-/// A descriptor, shared by all who open its file.
-#[derive(Debug, Clone)]
-pub struct OpenedFile(Arc<OwnedFd>);
-
-impl OpenedFile {
-    /// The descriptor.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl PartialEq for OpenedFile {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for OpenedFile {}

@@ -5,9 +5,9 @@
 
 use crate::context::Context;
 use crate::error::DiskError;
-use crate::graph::{is_graph_name, open_node, plan_name, reference_node};
+use crate::graph::{is_graph_name, name_node, open_node, reference_node};
 use crate::local_name::local_path;
-use crate::named_disks::Named;
+use crate::reference::Reference;
 use crate::reference_defaults::remote_references;
 use crate::remote_disk::{RemoteDisks, RemoteName};
 use crate::words::ReferenceRule;
@@ -25,15 +25,53 @@ impl Context {
     /// # Errors
     /// The name has a protocol that is not known, or can't be read.
     pub fn image_path(&self, name: &OsStr) -> Result<PathBuf, String> {
-        if self.disks.names.named(Path::new(name)).is_some() {
-            return Ok(PathBuf::from(name));
+        let path = Path::new(name);
+        if self.disks.names.named(path).is_some() {
+            return Ok(path.to_owned());
         }
-        if let Some(name) = name.to_str().filter(|name| is_graph_name(name)) {
-            return plan_name(self, name);
-        }
-        match name.to_str().filter(|name| RemoteName::is_name(name)) {
-            None => local_path(name),
-            Some(name) => self.disks.names.note_remote(RemoteName::parse(name, &self.disks.remote)?),
+        self.disks.names.note_reference(path, self.reference(name)?)
+    }
+
+    /// What `name` on the command line leads to.
+    ///
+    /// # Errors
+    /// The name has a protocol that is not known, or can't be read.
+    pub fn reference(&self, name: &OsStr) -> Result<Reference, String> {
+        Ok(match name.to_str() {
+            Some(name) if is_graph_name(name) => Reference::Graph(name_node(self, name)?),
+            Some(name) if RemoteName::is_name(name) => {
+                Reference::Remote(RemoteName::parse(name, &self.disks.remote)?)
+            }
+            _ => Reference::Local(local_path(name)?),
+        })
+    }
+
+    /// Opens what a name leads to, under that name.
+    ///
+    /// # Errors
+    /// The file's, or the server's.
+    pub fn open_reference(
+        &self,
+        reference: &Reference,
+        name: &Path,
+        flags: &OpenFlags,
+    ) -> Result<File, IoError> {
+        let shown = name.to_string_lossy();
+        match reference {
+            Reference::Local(path) => File::open(path, flags),
+            Reference::Remote(remote) => {
+                let disk = self.disks.remote.open(remote.clone(), flags.access)?;
+                File::from_storage(disk, &remote.shown(), flags)
+            }
+            Reference::Graph(node) => open_node(self, node, &shown, flags),
+            Reference::Opened(file) => {
+                let file = file.descriptor().try_clone_to_owned().map_err(|error| {
+                    let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+                    IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
+                })?;
+                File::from_descriptor(file, name, flags)
+            }
+            Reference::Shared(disk) => File::from_storage(disk.0.clone(), &shown, flags),
         }
     }
 
@@ -116,11 +154,6 @@ struct Opener {
 }
 
 impl Opener {
-    fn open_remote(&self, name: RemoteName, flags: &OpenFlags) -> Result<File, IoError> {
-        let url = name.shown();
-        File::from_storage(self.context.disks.remote.open(name, flags.access)?, &url, flags)
-    }
-
     /// Refuses a name that stands in an image and chooses whom to believe, by local files or by another host's name, or the
     /// settings of a library; unless the rule that allows it says so itself.
     fn check_settings(&self, name: &str, parsed: &RemoteName) -> Result<(), String> {
@@ -166,25 +199,13 @@ impl OpenRemote for Opener {
         if let Some(unpacked) = self.context.disks.unpacked.open(name, flags) {
             return Some(unpacked);
         }
-        Some(match self.context.disks.names.named(name)? {
-            Named::Remote(found) => self.open_remote(found, flags),
-            Named::Graph(node) => open_node(&self.context, &node, &name.to_string_lossy(), flags),
-            Named::Open(file) => file
-                .descriptor()
-                .try_clone_to_owned()
-                .map_err(|error| {
-                    let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
-                    IoError::of_file(Op::Open, IoErrorKind::Os(errno), name)
-                })
-                .and_then(|file| File::from_descriptor(file, name, flags)),
-            Named::Verified(disk) => File::from_storage(disk.0, &name.to_string_lossy(), flags),
-        })
+        let found = self.context.disks.names.named(name)?;
+        Some(self.context.open_reference(&found, name, flags))
     }
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
         match self.context.disks.names.named(name) {
-            Some(Named::Remote(_) | Named::Open(_) | Named::Verified(_)) => None,
-            Some(Named::Graph(node)) => node.local_file().map(Path::to_owned),
+            Some(found) => found.local_file().map(Path::to_owned),
             // A description in an image, which nobody noted.
             None => {
                 let text = name.to_str().filter(|text| text.starts_with("json:"))?;
@@ -202,17 +223,14 @@ impl OpenRemote for Opener {
             let shown = HttpUrl::hide(name);
             IoError::of_file(Op::Open, IoErrorKind::Os(libc::EINVAL), shown).with_detail(reason)
         };
-        if !RemoteName::is_name(name) {
-            return open_node(
-                &self.context,
-                &reference_node(&self.context, name).map_err(invalid)?,
-                name,
-                flags,
-            );
-        }
-        let parsed = RemoteName::parse(name, &self.context.disks.remote).map_err(invalid)?;
-        self.check_settings(name, &parsed).map_err(invalid)?;
-        self.open_remote(parsed, flags)
+        let reference = if RemoteName::is_name(name) {
+            let parsed = RemoteName::parse(name, &self.context.disks.remote).map_err(invalid)?;
+            self.check_settings(name, &parsed).map_err(invalid)?;
+            Reference::Remote(parsed)
+        } else {
+            Reference::Graph(reference_node(&self.context, name).map_err(invalid)?)
+        };
+        self.context.open_reference(&reference, Path::new(name), flags)
     }
 }
 

@@ -194,24 +194,11 @@ fn go_past_cache(
     session: &Session,
     options: &mut CloneOptions,
 ) -> Option<DefaultCacheMode> {
-    let mut spec = ImageSpec {
-        path: source.to_owned(),
-        options: OpenOptions::default()
-            .format(args.format.as_ref().map(|named| named.format))
-            .refs(options.refs.clone())
-            .keys(options.keys.clone()),
-        aio: None,
-        discard: None,
-        detect_zeroes: None,
-        secrets: Secrets::default(),
-        filters: Vec::new(),
-        driver: None,
-        is_described: false,
-        described: None,
-        node_names: Vec::new(),
-        called_raw: "-f raw",
-        force_share: ForceShare::Missing,
-    };
+    let open = OpenOptions::default()
+        .format(args.format.as_ref().map(|named| named.format))
+        .refs(options.refs.clone())
+        .keys(options.keys.clone());
+    let mut spec = ImageSpec::new(source.to_owned(), open);
     let source = DefaultCacheMode::unless_asked(None, CacheMode::default(), session, &mut spec)?;
     let target = UnaskedWrites::of(&args.target, DEFAULT_CLUSTER);
     if args.engine.verbose {

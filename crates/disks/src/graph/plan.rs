@@ -47,9 +47,9 @@ pub fn is_graph_name(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The name under which the node that `name` describes is noted.
-pub(crate) fn plan_name(context: &Context, name: &str) -> Result<PathBuf, String> {
-    context.disks.names.note_node(PathBuf::from(name), protocol(context, &[], Some(name), 0)?)
+/// The node that a name of a driver here describes.
+pub(crate) fn name_node(context: &Context, name: &str) -> Result<Node, String> {
+    protocol(context, &[], Some(name), 0)
 }
 
 /// The node that a name in an image describes. The driver of a format on top is the image's business, which names the
@@ -531,6 +531,6 @@ mod tests {
                 .unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
-        assert!(plan_name(&Context::default(), "blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
+        assert!(name_node(&Context::default(), "blkdebug:a").unwrap_err().contains("CONFIG_FILE"));
     }
 }

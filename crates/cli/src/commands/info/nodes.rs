@@ -1,7 +1,7 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
 use crate::backing::{is_described, resolve};
-use zebu_disks::{Context, Disks, ImageSpec, Named};
+use zebu_disks::{Context, Disks, ImageSpec, Reference};
 use crate::failure::Failure;
 use zebu_disks::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::output::info_json::parent_elsewhere;
@@ -49,8 +49,8 @@ impl Nodes<'_> {
     pub(super) fn image(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
         let path = path_text(&info.filename);
         let filename = match self.disks().names.named(&info.filename) {
-            Some(Named::Graph(_)) => Description::of_name(&path).name_of_image(info.format.name()),
-            Some(Named::Remote(remote)) => remote.reported(),
+            Some(Reference::Graph(_)) => Description::of_name(&path).name_of_image(info.format.name()),
+            Some(Reference::Remote(remote)) => remote.reported(),
             _ => path,
         };
         let file = self.file_of(info)?;
@@ -119,8 +119,8 @@ impl Nodes<'_> {
     fn file_of(&self, info: &ImageInfo) -> Result<InfoNode, Failure> {
         let filename = path_text(&info.filename);
         match self.disks().names.named(&info.filename) {
-            Some(Named::Graph(node)) => self.node(&node, &Description::of_name(&filename)),
-            Some(Named::Remote(remote)) => {
+            Some(Reference::Graph(node)) => self.node(&node, &Description::of_name(&filename)),
+            Some(Reference::Remote(remote)) => {
                 Ok(driver(remote.reported(), remote.driver(), info.file_length, None))
             }
             _ => Ok(InfoNode {
