@@ -1,5 +1,6 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
+mod destination;
 mod packed_source;
 mod pipe;
 mod report;
@@ -9,7 +10,7 @@ mod written_once;
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
-use zebu_disks::{Context, ImageSpec, Program, RemoteName, Sources, errno_text, given_only, local_path};
+use zebu_disks::{Context, ImageSpec, Program, Sources, errno_text, given_only, local_path};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
@@ -24,12 +25,12 @@ use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
-use crate::store_target::store_name;
 use crate::unreadable;
 use crate::values::{
     Aio, NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats,
 };
 use crate::watch::{ProgressArg, Watch};
+use destination::Destination;
 use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
@@ -40,7 +41,6 @@ use zebu::jobs::{
     ReadErrors, TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
-use zebu_rbd::RbdName;
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
 const SPARSE_SIZE: u64 = 4096;
@@ -281,6 +281,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     let sources = pipe::with_spooled(context.dialect, sources, spooled.as_deref())?;
     let specs = source_specs(args, context, &sources)?;
     context.disks.names.allow_streams();
+    let destination = Destination::of(args, &opts, context, target)?;
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
@@ -290,10 +291,9 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
         session.read_uncached();
     }
     // Where the image goes to standard output, nothing else does.
-    let beside = if pipe::is_pipe(context.dialect, target) {
-        OutputFormat::Json
-    } else {
-        args.output.unwrap_or_default()
+    let beside = match destination {
+        Destination::Pipe => OutputFormat::Json,
+        _ => args.output.unwrap_or_default(),
     };
     let mut watch = Watch::start(args.progress.beside(beside).mode(args.quiet))?;
     if let Some(spool) = &spool {
@@ -302,12 +302,14 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     if args.packed.has_member() && specs.len() > 1 {
         return Err(Failure::usage("--member names a part of one source, and there are several"));
     }
-    let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), target, Pass::First);
+    let first = copy_sources(args, &opts, &session, &mut watch, specs.clone(), &destination, Pass::First);
     let Err(failure) = first else { return first };
     match unpacking_of(&context.disks, &specs) {
         Unpacking::Sound => Err(failure),
         Unpacking::Failed(error) => Err(error.into()),
-        Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, target, Pass::Again),
+        Unpacking::Again => {
+            copy_sources(args, &opts, &session, &mut watch, specs, &destination, Pass::Again)
+        }
     }
 }
 
@@ -318,15 +320,15 @@ fn copy_sources(
     session: &Session,
     watch: &mut Watch,
     mut specs: Vec<ImageSpec>,
-    target: &OsStr,
+    destination: &Destination,
     pass: Pass,
 ) -> Result<u8, Failure> {
     let dialect = session.dialect();
-    let written = written_files(args, opts, session.context(), target);
+    let written = written_files(args, opts, session.context(), destination);
     let written: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
     let mut packed = PackedSources { pass, is_stream: false, end: None };
     for spec in &mut specs {
-        let reader = || packed_reader(args, opts, session, target, pass);
+        let reader = || packed_reader(args, opts, session, destination, pass);
         let prepared = args.packed.prepare(session.context(), spec, &written, reader, watch)?;
         packed.is_stream |= prepared.is_stream;
         packed.end = packed.end.or(prepared.end);
@@ -358,7 +360,7 @@ fn copy_sources(
         }
         return Ok(1);
     }
-    let report = convert_to(args, opts, session, watch, &images, target, &packed);
+    let report = convert_to(args, opts, session, watch, &images, destination, &packed);
     for image in &images {
         session.close(image, Access::ReadOnly)?;
     }
@@ -367,13 +369,11 @@ fn copy_sources(
         stderr::tell(dialect, &format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
     unreadable::tell(dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
-    warn_of_lost(report.lost_logical_sector, target);
-    if args.target_format.is_none()
-        && !args.no_create
-        && !args.target_image_opts
-        && !pipe::is_pipe(dialect, target)
-    {
-        warn_of_raw(dialect, Path::new(target));
+    let shown = destination.shown();
+    warn_of_lost(report.lost_logical_sector, shown.as_os_str());
+    let is_named_raw = args.target_format.is_some() || args.no_create || args.target_image_opts;
+    if !is_named_raw && !matches!(destination, Destination::Pipe) {
+        warn_of_raw(dialect, &shown);
     }
     match args.output {
         Some(OutputFormat::Json) => {
@@ -389,11 +389,21 @@ fn copy_sources(
 }
 
 /// The local files that the target will have, that of the image first.
-fn written_files(args: &ConvertArgs, opts: &CreateOpts, context: &Context, target: &OsStr) -> Vec<PathBuf> {
-    // What is wrong with the options is told when the target is opened.
-    let described =
-        args.target_image_opts.then(|| existing_target(args, opts, context, target).ok()).flatten();
-    let image = described.map(|spec| spec.path).or_else(|| local_path(target).ok());
+fn written_files(
+    args: &ConvertArgs,
+    opts: &CreateOpts,
+    context: &Context,
+    destination: &Destination,
+) -> Vec<PathBuf> {
+    let image = match destination {
+        Destination::Pipe | Destination::Object(_) => None,
+        Destination::New(path) => Some(path.clone()),
+        // What is wrong with the options is told when the target is opened.
+        Destination::Existing(name) if args.target_image_opts => {
+            existing_target(args, opts, context, name).ok().map(|spec| spec.path)
+        }
+        Destination::Existing(name) => local_path(name).ok(),
+    };
     let data_file = opts
         .data_file
         .as_deref()
@@ -483,7 +493,7 @@ fn convert_to(
     session: &Session,
     watch: &mut Watch,
     images: &[Image],
-    target: &OsStr,
+    destination: &Destination,
     packed: &PackedSources,
 ) -> Result<ConvertReport, Failure> {
     let dialect = session.dialect();
@@ -513,7 +523,9 @@ fn convert_to(
         })
         .control(watch.control());
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
-    if pipe::is_pipe(dialect, target) {
+    let worker = session.worker();
+    let result = match destination {
+    Destination::Pipe => {
         let way = pipe::way(dialect, args, opts)?;
         if way != pipe::Way::Spooled {
             let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
@@ -521,19 +533,17 @@ fn convert_to(
             return report;
         }
         let spool = pipe::Spool::new()?;
-        let place = spool.target(session.context())?;
-        let report = convert_to(args, opts, session, watch, images, place.as_os_str(), packed)?;
+        let place = Destination::New(spool.target(session.context())?);
+        let report = convert_to(args, opts, session, watch, images, &place, packed)?;
         return spool.copy_out(session, watch).map(|()| report);
     }
-    if let Some(name) = store_name(target)? {
-        let report = store::convert_to_object(args, opts, session, watch, images, name, options);
+    Destination::Object(name) => {
+        let report = store::convert_to_object(args, opts, session, watch, images, name.clone(), options);
         watch.finish();
         return report;
     }
-    let worker = session.worker();
-    let is_there = args.no_create || is_raw_on_server(args, opts, session.context(), target)?;
-    let result = if is_there {
-        let mut spec = existing_target(args, opts, session.context(), target)?;
+    Destination::Existing(name) => {
+        let mut spec = existing_target(args, opts, session.context(), name)?;
         let unasked =
             DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
         if let Some(unasked) = &unasked {
@@ -563,9 +573,10 @@ fn convert_to(
             done?;
         }
         copied.unwrap_or_else(|| Ok(ConvertReport::default()))
-    } else {
+    }
+    Destination::New(path) => {
         let disks = &session.context().disks;
-        let mut target = new_target(args, opts, session, target)?;
+        let mut target = new_target(args, opts, session, path)?;
         let unasked =
             args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
                 |()| {
@@ -587,23 +598,24 @@ fn convert_to(
                 stderr::tell(dialect, &format!("writes to the target: {unasked}"));
             }
         }
-        let (path, data_file) = (target.path.clone(), target.open.data_file.clone());
+        let data_file = target.open.data_file.clone();
         let converted =
             worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
         if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
-            std::iter::once(&path).chain(&data_file).for_each(|file| drop_pages(file));
+            std::iter::once(path).chain(&data_file).for_each(|file| drop_pages(file));
         }
         converted
+    }
     };
     watch.finish();
-    let file = Path::new(target);
+    let file = &destination.shown();
     result.map_err(|error| match error.image() {
         Some(image) if image != file && images.iter().any(|source| source.path() == image) => {
             Failure::during("error while reading the source", &error)
         }
         _ => Failure::during_on(
             session.context(),
-            &format!("error while converting to '{}'", target.display()),
+            &format!("error while converting to '{}'", file.display()),
             file,
             &error,
         ),
@@ -615,27 +627,20 @@ fn packed_reader(
     args: &ConvertArgs,
     opts: &CreateOpts,
     session: &Session,
-    target: &OsStr,
+    destination: &Destination,
     pass: Pass,
 ) -> Result<Reader, Failure> {
-    let dialect = session.dialect();
     if args.dry_run {
         return Ok(Reader { order: Order::Any, target_size: None });
     }
-    let is_stored = pipe::is_pipe(dialect, target) || store_name(target)?.is_some();
-    let exists = !is_stored && (args.no_create || is_raw_on_server(args, opts, session.context(), target)?);
-    let target_size = match opts.size {
-        _ if is_stored => opts.size,
-        _ if exists => Some(size_of_existing(args, opts, session, target)?),
-        Some(size) => Some(size),
-        None => size_of_device(Path::new(target)),
+    let target_size = match destination {
+        Destination::Existing(name) => Some(size_of_existing(args, opts, session, name)?),
+        Destination::New(path) => opts.size.or_else(|| size_of_device(path)),
+        Destination::Pipe | Destination::Object(_) => opts.size,
     };
     let order = if pass == Pass::Again || args.salvage || args.source_snapshot.is_some() {
         Order::Any
-    } else if args.files.len() == 2
-        && !is_stored
-        && takes_open_end(args, opts, session.context(), target, exists)?
-    {
+    } else if args.files.len() == 2 && takes_open_end(args, opts, session.context(), destination) {
         Order::OpenEnded
     } else {
         Order::Once
@@ -648,24 +653,24 @@ fn takes_open_end(
     args: &ConvertArgs,
     opts: &CreateOpts,
     context: &Context,
-    target: &OsStr,
-    exists: bool,
-) -> Result<bool, Failure> {
-    if exists {
-        return Ok(!args.compress);
-    }
-    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
+    destination: &Destination,
+) -> bool {
+    let path = match destination {
+        Destination::Pipe | Destination::Object(_) => return false,
+        Destination::Existing(_) => return !args.compress,
+        Destination::New(path) => path,
+    };
     let format = args.target_format();
-    if context.disks.names.is_remote(&path)
+    if context.disks.names.is_remote(path)
         || opts.data_file.is_some()
         || opts.preallocation.is_some_and(|mode| mode != Preallocation::Off)
     {
-        return Ok(false);
+        return false;
     }
     // The first table of a qcow2 image is made for the largest disk. In one cluster, it is no larger than that of a small one.
     let cluster = opts.create_options(context.dialect, format).cluster_size;
     let most = cluster.saturating_pow(3) / 128;
-    Ok(format == Format::Raw || format == Format::Qcow2 && args.packed.most_of_disk() <= most)
+    format == Format::Raw || format == Format::Qcow2 && args.packed.most_of_disk() <= most
 }
 
 fn size_of_existing(
@@ -677,23 +682,6 @@ fn size_of_existing(
     let mut spec = existing_target(args, opts, session.context(), target)?;
     spec.options.access = Access::ReadOnly;
     session.with_image(&spec, |image| Ok(image.virtual_size()))
-}
-
-/// Whether the target is all of a disk on a server, which need not be made.
-fn is_raw_on_server(
-    args: &ConvertArgs,
-    opts: &CreateOpts,
-    context: &Context,
-    target: &OsStr,
-) -> Result<bool, Failure> {
-    // An image of RBD is made.
-    if !target.to_str().is_some_and(|name| RemoteName::is_name(name) && !RbdName::is_name(name)) {
-        return Ok(false);
-    }
-    let path = context.new_image_path(target).map_err(|reason| Failure::creating_name(target, &reason))?;
-    Ok(context.disks.names.is_remote(&path)
-        && args.target_format() == Format::Raw
-        && *opts == CreateOpts::default())
 }
 
 /// How a target is opened that exists.
@@ -735,14 +723,10 @@ fn new_target(
     args: &ConvertArgs,
     opts: &CreateOpts,
     session: &Session,
-    target: &OsStr,
+    target: &Path,
 ) -> Result<NewTarget, Failure> {
     let dialect = session.dialect();
     let disks = &session.context().disks;
-    let target = &session
-        .context()
-        .new_image_path(target)
-        .map_err(|reason| Failure::creating_name(target, &reason))?;
     let secrets = args.image.secrets.read(disks, Sources::All)?;
     let mut create =
         opts.create_options_with(dialect, args.target_format(), Some(&secrets)).map_err(Failure::new)?;
