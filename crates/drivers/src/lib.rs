@@ -37,11 +37,8 @@ pub use part::Part;
 pub use preallocate::{Preallocate, PreallocateConfig};
 pub use verified::{Verified, VerifiedCounts, VerifiedHooks};
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 /// A number for a disk that is like no other.
 pub fn fresh_identity() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
     // Apart from those that storages make of their names.
-    (1 << 63) | NEXT.fetch_add(1, Ordering::Relaxed)
+    (1 << 63) | zebu_storage::fresh_number()
 }

@@ -14,7 +14,6 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use zebu_storage::simulated::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
 use zebu_storage::{Alignment, File, FileExtent, Worker};
@@ -99,8 +98,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(rng: SimRng, keep: LogKeep, splits: u32) -> Self {
-        static WORLDS: AtomicU64 = AtomicU64::new(1);
-        let world = WORLDS.fetch_add(1, Ordering::Relaxed);
+        let world = zebu_storage::fresh_number();
         let disk = Rc::new(RefCell::new(DiskState::default()));
         sim_file::register(world, &disk);
         Self {

@@ -1,9 +1,10 @@
 //! How a ring learns that a file was closed, to give up the reference that its table of files holds.
 
+use crate::fresh_number::fresh_number;
 use crate::notify::Notifier;
 use crate::sync::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Numbers of files that were closed since the ring last looked. Files die on any thread; only the ring's own thread
 /// may change its table.
@@ -44,8 +45,7 @@ pub(crate) struct RingUsers {
 
 impl Default for RingUsers {
     fn default() -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
-        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), rings: Mutex::default() }
+        Self { number: fresh_number(), rings: Mutex::default() }
     }
 }
 

@@ -91,6 +91,7 @@ mod file;
 mod file_types;
 mod foreign_event;
 mod fork_mark;
+mod fresh_number;
 #[cfg(debug_assertions)]
 mod growth_check;
 #[cfg(feature = "vm-memory")]
@@ -155,6 +156,7 @@ pub use file::File;
 pub use file_types::{Access, Alignment, Create, FileExtent, FileId, FileKind, FsKind, LockMode, OpenFlags};
 pub use foreign_event::{ForeignEvent, is_eventfd};
 pub use fork_mark::ForkMark;
+pub use fresh_number::fresh_number;
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::GuestBuffers;
 pub use lent::{lend, lend_mut};

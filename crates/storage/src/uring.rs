@@ -160,7 +160,6 @@ impl Uring {
         notifier: Arc<Notifier>,
         submitter: Submitter,
     ) -> Result<Self, Refused> {
-        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let entries = config.depth.clamp(8, 16_384).next_power_of_two();
         let mut ring = build(entries, submitter).map_err(|error| Refused::new("io_uring_setup", &error))?;
         let features = ring.params();
@@ -189,7 +188,7 @@ impl Uring {
         let sockets = UringSockets::new(ring.params().is_feature_skip_cqe_on_success());
         let mut uring = Self {
             ring,
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number: fresh_number(),
             helpers: Threads::new(HELPERS, Arc::clone(&notifier)),
             slots: Vec::new(),
             in_ring: 0,
