@@ -16,6 +16,7 @@
 use crate::blocking;
 use crate::closed_files::ClosedFiles;
 use crate::file::File;
+use crate::fresh_number::fresh_number;
 use crate::memory::{FixedBuffer, Region};
 use crate::notify::Notifier;
 use crate::request::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
@@ -32,7 +33,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Marks completions of the poll of the notifier; operations are numbered from 0.
