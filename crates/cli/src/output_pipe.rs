@@ -10,10 +10,11 @@ use rustix::io::{Errno, writev};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use zebu::jobs::Cancel;
 use zebu::storage::{Access, Completer, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// Name in messages.
 const NAME: &str = "standard output";
@@ -41,9 +42,6 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Standard output, as long as a command writes to it.
@@ -75,14 +73,14 @@ impl OutputPipe {
 
     /// Why nothing more goes out, if so.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        let errno = self.shared.lock().failure?;
+        let errno = self.shared.state.lock().failure?;
         Some(Failure::new(format!("could not write to {NAME}: {errno}")))
     }
 }
 
 impl Drop for OutputPipe {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
+        self.shared.state.lock().is_over = true;
         self.shared.changed.notify_all();
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -109,7 +107,7 @@ fn descriptor() -> Result<OwnedFd, Failure> {
 
 /// Does operations in the order of their offsets, until there are no more.
 fn write_all(shared: &Shared, out: &OwnedFd) {
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     loop {
         let at = state.at;
         if let Some(errno) = state.failure {
@@ -118,11 +116,11 @@ fn write_all(shared: &Shared, out: &OwnedFd) {
             for (_, done) in waiting.into_values() {
                 done.finish(Err(errno.raw_os_error()));
             }
-            state = shared.lock();
+            state = shared.state.lock();
         } else if let Some((op, done)) = state.waiting.remove(&at) {
             drop(state);
             let written = write_one(shared, out, op, &done);
-            state = shared.lock();
+            state = shared.state.lock();
             let answer = match (written, op) {
                 (Ok(len), StorageOp::Write { .. }) => {
                     state.at = at + len;
@@ -139,14 +137,14 @@ fn write_all(shared: &Shared, out: &OwnedFd) {
             };
             drop(state);
             done.finish(answer);
-            state = shared.lock();
+            state = shared.state.lock();
             continue;
         }
         if state.is_over {
             return;
         }
         if state.failure.is_none() || state.waiting.is_empty() {
-            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = shared.changed.wait(state);
         }
     }
 }
@@ -225,7 +223,7 @@ impl Storage for Output {
             };
             return done.finish(answer);
         };
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         let refusal = match state.failure {
             Some(errno) => Some(errno),
             // What has gone out can't be changed.

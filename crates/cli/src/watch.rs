@@ -12,10 +12,11 @@ use signal_hook::{SigId, low_level};
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zebu::jobs::{Cancel, JobControl, Phase, remove_unfinished_files};
+use zebu_storage::sync::Mutex;
 
 /// How often progress is shown.
 const TICK: Duration = Duration::from_millis(200);
@@ -83,11 +84,11 @@ struct Shared(Mutex<Snapshot>);
 
 impl Shared {
     fn store(&self, now: Snapshot) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.0.lock() = now;
     }
 
     fn load(&self) -> Snapshot {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 }
 

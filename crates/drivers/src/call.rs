@@ -2,9 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use zebu_storage::{Completer, IoBufs, Storage, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 type Answer = (IoBufs, Result<StorageDone, i32>);
 
@@ -21,7 +22,7 @@ impl Future for Waiting {
     type Output = Answer;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if let Some(answer) = state.answer.take() {
             return Poll::Ready(answer);
         }
@@ -41,7 +42,7 @@ pub(crate) fn call(
     storage.submit(
         op,
         Completer::new(op, bufs, move |bufs, result| {
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = state.lock();
             state.answer = Some((bufs, result));
             if let Some(waker) = state.waker.take() {
                 drop(state);

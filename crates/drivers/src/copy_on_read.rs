@@ -1,12 +1,13 @@
 //! An image that keeps what is read from its backing files.
 
 use crate::call::{answer, call, take_bufs};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu::{ExtentKind, Image};
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
     StorageOp, Worker,
 };
+use zebu_storage::sync::Mutex;
 
 /// Bytes that are copied at once.
 const STEP: u64 = 1 << 20;
@@ -53,7 +54,7 @@ impl Shared {
         let end = (offset + len).next_multiple_of(self.cluster());
         loop {
             {
-                let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut busy = self.busy.lock();
                 if busy.ranges.iter().all(|&(from, to)| to <= start || end <= from) {
                     busy.ranges.push((start, end));
                     return (start, end);
@@ -64,7 +65,7 @@ impl Shared {
     }
 
     fn release(&self, taken: (u64, u64)) {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut busy = self.busy.lock();
         if let Some(at) = busy.ranges.iter().position(|range| *range == taken) {
             busy.ranges.swap_remove(at);
         }

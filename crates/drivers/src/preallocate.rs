@@ -2,10 +2,11 @@
 
 use crate::call::{answer, call, take_bufs};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
 };
+use zebu_storage::sync::Mutex;
 
 /// How much is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +52,11 @@ impl Preallocate {
 
 impl Shared {
     fn real(&self) -> u64 {
-        *self.real.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.real.lock()
     }
 
     fn set_real(&self, len: u64) {
-        *self.real.lock().unwrap_or_else(PoisonError::into_inner) = len;
+        *self.real.lock() = len;
     }
 
     async fn run(&self, op: StorageOp, mut done: Completer) {

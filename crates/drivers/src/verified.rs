@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zebu::jobs::ManifestIndex;
 use zebu_storage::{Completer, FileId, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
+use zebu_storage::sync::Mutex;
 
 /// Bytes of clusters that were compared and are kept, so that small reads of one cluster compare it once.
 const KEPT: usize = 4 << 20;
@@ -154,10 +155,6 @@ impl Shared {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// As [`Self::fits`], for a read that may have failed.
     fn is_right(&self, offset: u64, found: &Result<Vec<u8>, i32>) -> Result<bool, i32> {
         found.as_ref().map_or(Ok(false), |bytes| self.fits(offset, bytes))
@@ -205,7 +202,7 @@ impl Shared {
         let cluster = self.manifest.cluster_size();
         let mut end = range.start + cluster;
         while end < range.end && end + cluster <= range.start + AT_ONCE {
-            if self.kept().has(end) || self.manifest.run_at(end).map_err(|error| error.errno())?.zero {
+            if self.kept.lock().has(end) || self.manifest.run_at(end).map_err(|error| error.errno())?.zero {
                 break;
             }
             end += cluster;
@@ -230,7 +227,7 @@ impl Shared {
                 _ => self.again(worker, below, start..range.end.min(start + cluster)).await?,
             };
             take(start, &own);
-            self.kept().add(start, own);
+            self.kept.lock().add(start, own);
         }
         Ok(())
     }
@@ -261,7 +258,7 @@ impl Shared {
                     bufs.copy_from((from - offset) as usize, part);
                 }
             };
-            let known = self.kept().get(start);
+            let known = self.kept.lock().get(start);
             at = if let Some(known) = known {
                 take(start, &known);
                 end.min(start + known.len() as u64)
@@ -381,7 +378,7 @@ mod tests {
             let below = Arc::new(ImageDisk::new(image, Access::ReadOnly, Engine::Auto).unwrap().closing());
             let manifest = ManifestIndex::open(&self.dir.path().join("m"), &Cancel::new()).unwrap();
             let told = Arc::clone(&self.told);
-            let hooks = VerifiedHooks::new(move |line| told.lock().unwrap().push(line.to_owned()), afresh);
+            let hooks = VerifiedHooks::new(move |line| told.lock().push(line.to_owned()), afresh);
             Verified::new(below, "disk", manifest, hooks).unwrap()
         }
 
@@ -415,7 +412,7 @@ mod tests {
         let at = 3 * CLUSTER;
         let extent = worker.block_on(call(&disk, StorageOp::ExtentAt { offset: at }, IoBufs::new())).1;
         assert_eq!(extent, Ok(StorageDone::Extent { len: CLUSTER, hole: true }));
-        assert_eq!(*scene.told.lock().unwrap(), Vec::<String>::new());
+        assert_eq!(*scene.told.lock(), Vec::<String>::new());
     }
 
     #[test]
@@ -434,7 +431,7 @@ mod tests {
             let is_zero = start / CLUSTER % 5 == 3;
             let right = is_zero.then(|| vec![0; (end - start) as usize]).ok_or(libc::EIO);
             assert!(read == right, "{turn} {offset} {bit}");
-            assert_eq!(scene.told.lock().unwrap().drain(..).len(), usize::from(!is_zero), "{turn}");
+            assert_eq!(scene.told.lock().drain(..).len(), usize::from(!is_zero), "{turn}");
             scene.flip(offset, bit);
         }
     }
@@ -448,7 +445,7 @@ mod tests {
         let disk = scene.verified(&worker, move || other.flip(5 * CLUSTER + 9, 3));
         let right = &scene.content[4 * CLUSTER as usize..][..3 * CLUSTER as usize];
         assert!(read_at(&worker, &disk, 4 * CLUSTER, 3 * CLUSTER).unwrap() == right);
-        let told = scene.told.lock().unwrap().clone();
+        let told = scene.told.lock().clone();
         assert!(told.len() == 1 && told[0].contains("read again, it is"), "{told:?}");
     }
 

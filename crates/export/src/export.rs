@@ -6,9 +6,10 @@ use crate::metrics::ExportMetrics;
 use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use zebu::storage::{IoBufs, Worker};
 use zebu::{Access, Durability, Format, Image, ZeroMode};
+use zebu_storage::sync::Mutex;
 
 /// A server that tells clients of a new size.
 pub(crate) trait SizeWatcher: std::fmt::Debug + Send + Sync {
@@ -250,7 +251,7 @@ impl Export {
     /// Tells clients that can be told (guests over vhost-user-blk, the kernel by ublk) that the image has a new size. To be called after
     /// [`Image::resize`].
     pub fn announce_size(&self) {
-        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let watchers = self.watchers.lock().clone();
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
             watcher.size_changed();
         }
@@ -262,7 +263,7 @@ impl Export {
         expect(dead_code, reason = "other clients can't be told")
     )]
     pub(crate) fn watch_size(&self, watcher: Weak<dyn SizeWatcher>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = self.watchers.lock();
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(watcher);
     }

@@ -3,8 +3,8 @@
 use crate::memory_budget::Account;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
+use zebu_storage::sync::Mutex;
 
 /// Requests, and bytes of memory for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,13 +41,13 @@ struct Waiting {
 
 impl Waiting {
     fn set(&self, waker: &Waker) {
-        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
+        *self.waker.lock() = Some(waker.clone());
         self.is_there.store(1, SeqCst);
     }
 
     fn wake(&self) {
         if self.is_there.swap(0, SeqCst) == 1
-            && let Some(waker) = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Some(waker) = self.waker.lock().take()
         {
             waker.wake();
         }

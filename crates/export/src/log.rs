@@ -1,8 +1,9 @@
 //! The log of a server.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zebu_storage::sync::Mutex;
 
 /// How important a message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -103,7 +104,7 @@ impl Log {
                 log.write(level, message);
                 return;
             }
-            match seldom.lock().unwrap_or_else(PoisonError::into_inner).after(Instant::now()) {
+            match seldom.lock().after(Instant::now()) {
                 None => {}
                 Some(0) => log.write(level, message),
                 Some(left_out) => {

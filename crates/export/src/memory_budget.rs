@@ -8,8 +8,9 @@
 use slab::Slab;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use zebu_storage::sync::Mutex;
 
 /// The least that a budget has: half of it has room for the largest request.
 pub const MIN_MEMORY: u64 = 64 << 20;
@@ -152,15 +153,11 @@ impl Inner {
         self.used.fetch_sub(bytes, SeqCst);
     }
 
-    fn wakers(&self) -> MutexGuard<'_, Slab<Option<Waker>>> {
-        self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wake_all(&self) {
         if self.waiting.load(SeqCst) == 0 {
             return;
         }
-        let wakers: Vec<Waker> = self.wakers().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
+        let wakers: Vec<Waker> = self.wakers.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -236,7 +233,7 @@ struct Waiting<'a> {
 
 impl<'a> Waiting<'a> {
     fn new(budget: &'a Inner) -> Self {
-        let mut wakers = budget.wakers();
+        let mut wakers = budget.wakers.lock();
         let key = wakers.insert(None);
         budget.waiting.store(wakers.len(), SeqCst);
         drop(wakers);
@@ -245,7 +242,7 @@ impl<'a> Waiting<'a> {
 
     fn poll(&self, cx: &Context<'_>, try_to_take: impl Fn() -> bool) -> Poll<()> {
         // First, so that what is given back from now on wakes us.
-        if let Some(waker) = self.budget.wakers().get_mut(self.key) {
+        if let Some(waker) = self.budget.wakers.lock().get_mut(self.key) {
             *waker = Some(cx.waker().clone());
         }
         if try_to_take() { Poll::Ready(()) } else { Poll::Pending }
@@ -254,7 +251,7 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut wakers = self.budget.wakers();
+        let mut wakers = self.budget.wakers.lock();
         wakers.try_remove(self.key);
         self.budget.waiting.store(wakers.len(), SeqCst);
     }

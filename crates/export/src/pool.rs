@@ -8,10 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use zebu::storage::{Worker, WorkerConfig};
+use zebu_storage::sync::Mutex;
 
 /// How a pool is made.
 #[derive(Debug, Clone)]
@@ -67,9 +68,6 @@ struct Mail {
 }
 
 impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Mail> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Sends tasks to the threads of a pool. Cheap to clone.
@@ -99,7 +97,7 @@ impl PoolHandle {
     fn send(&self, thread: usize, weight: usize, start: Start) {
         let mailbox = &self.0[thread % self.0.len()];
         mailbox.load.fetch_add(weight, Ordering::Relaxed);
-        let mut mail = mailbox.lock();
+        let mut mail = mailbox.state.lock();
         mail.jobs.push(Job { start, weight });
         let waker = mail.waker.take();
         drop(mail);
@@ -196,7 +194,7 @@ async fn run(seat: &Seat, handle: &PoolHandle, stop: &Stop, running: &Running) {
     let mut stopped = std::pin::pin!(stop.wait());
     let mut is_stopped = false;
     poll_fn(|cx| {
-        let mut mail = mailbox.lock();
+        let mut mail = mailbox.state.lock();
         let jobs = std::mem::take(&mut mail.jobs);
         mail.waker = Some(cx.waker().clone());
         drop(mail);

@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use zebu_storage::sync::Mutex;
 
 /// A switch that is thrown once. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +19,7 @@ struct Inner {
 
 impl Stop {
     pub(crate) fn throw(&self) {
-        let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.0.waiting.lock();
         self.0.thrown.store(true, Ordering::Release);
         let wakers = std::mem::take(&mut *waiting);
         drop(waiting);
@@ -53,7 +54,7 @@ impl Future for Waiting {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.0.waiting.lock();
         if self.0.thrown.load(Ordering::Acquire) {
             return Poll::Ready(());
         }

@@ -9,8 +9,9 @@ use crate::options::RbdOptions;
 use crate::pending::Kind;
 use crate::shared::{RbdStats, Shared};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;
@@ -110,11 +111,11 @@ impl RbdDisk {
     /// Closes the image, which gives its lock back. Waits for requests that are under way and for the cluster, but not for ever: the
     /// rest is left to the disk's thread then. Later requests fail. Dropping the disk does the same.
     pub fn close(&self) {
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let jobs = self.jobs.lock().take();
         let is_first = jobs.is_some();
         drop(jobs);
         if is_first && !is_in_callback() {
-            let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+            let closed = self.closed.lock();
             let patience = self.shared.pending.at_most(self.shared.timeout * STEPS_OF_CLOSING);
             let _ = closed.recv_timeout(patience);
         }
@@ -122,7 +123,7 @@ impl RbdDisk {
 
     fn give(&self, job: Job) {
         // A thread that is gone drops the job, which is the answer EIO.
-        if let Some(jobs) = &*self.jobs.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(jobs) = &*self.jobs.lock() {
             let _ = jobs.send(job);
         }
     }

@@ -1,7 +1,7 @@
 //! Which parts of an image are holes, as librbd told last.
 
 use crate::ffi::Run;
-use std::sync::{Mutex, PoisonError};
+use zebu_storage::sync::Mutex;
 
 /// The latest answer, as long as nothing was changed.
 #[derive(Debug, Default)]
@@ -28,19 +28,19 @@ pub(crate) struct Window {
 impl KnownRuns {
     /// Forgets what is known: the image changes.
     pub(crate) fn change(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.changes += 1;
         state.known = None;
     }
 
     /// Changes so far.
     pub(crate) fn changes(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).changes
+        self.state.lock().changes
     }
 
     /// Keeps what was looked up when there were so many changes.
     pub(crate) fn keep(&self, window: Window, changes: u64) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.changes == changes {
             state.known = Some(window);
         }
@@ -48,7 +48,7 @@ impl KnownRuns {
 
     /// The length of the run at `offset`, and whether it is a hole, if that is known.
     pub(crate) fn at(&self, offset: u64) -> Option<(u64, bool)> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         state.known.as_ref().and_then(|window| window.at(offset))
     }
 }

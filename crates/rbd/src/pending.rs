@@ -2,9 +2,10 @@
 //! several of them, or ask again for ever: whoever waits for librbd is answered all the same.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::Completer;
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// The time between two looks at the clock.
 const TICK: Duration = Duration::from_secs(1);
@@ -60,13 +61,9 @@ impl Pending {
         Arc::new(Self { patience, state: Mutex::default(), news: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes a request. None if no more are taken: it is answered then.
     pub(crate) fn begin(self: &Arc<Self>, done: Completer, kind: Kind) -> Option<Ticket> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_over {
             drop(state);
             done.finish(Err(libc::EIO));
@@ -84,39 +81,38 @@ impl Pending {
 
     /// Whether a change was given up that may still be done.
     pub(crate) fn is_unsettled(&self) -> bool {
-        self.state().given_up_changes > 0
+        self.state.lock().given_up_changes > 0
     }
 
     /// Has requests end soon.
     pub(crate) fn hurry(&self) {
-        self.state().hurried.get_or_insert_with(Instant::now);
+        self.state.lock().hurried.get_or_insert_with(Instant::now);
         self.news.notify_all();
     }
 
     /// How long to wait for what takes `usual`, as things are now.
     pub(crate) fn at_most(&self, usual: Duration) -> Duration {
-        if self.state().hurried.is_some() { usual.min(HURRY) } else { usual }
+        if self.state.lock().hurried.is_some() { usual.min(HURRY) } else { usual }
     }
 
     /// Waits until nobody works on a request, and lets no more come. False if that takes too long.
     pub(crate) fn settle(&self) -> bool {
         let patience = self.at_most(self.patience);
-        let waited = self.news.wait_timeout_while(self.state(), patience, |state| state.held > 0);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.news.wait_timeout_while(self.state.lock(), patience, |state| state.held > 0);
         state.is_over = state.held == 0;
         state.is_over
     }
 
     /// Ends [`Pending::watch`].
     pub(crate) fn close(&self) {
-        self.state().is_closed = true;
+        self.state.lock().is_closed = true;
         self.news.notify_all();
     }
 
     /// Looks at the clock until [`Pending::close`], and gives requests up whose time is over. Each is told of.
     pub(crate) fn watch(&self, tell: impl Fn()) {
         loop {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.is_closed {
                 return;
             }
@@ -131,8 +127,8 @@ impl Pending {
             }
             if state.waiting.is_empty() {
                 state.is_asleep = true;
-                let woken = self.news.wait_while(state, |state| state.waiting.is_empty() && !state.is_closed);
-                woken.unwrap_or_else(PoisonError::into_inner).is_asleep = false;
+                let is_idle = |state: &mut State| state.waiting.is_empty() && !state.is_closed;
+                self.news.wait_while(state, is_idle).is_asleep = false;
             } else {
                 drop(self.news.wait_timeout(state, TICK));
             }
@@ -176,7 +172,7 @@ impl Ticket {
         if !std::mem::replace(&mut self.is_held, false) {
             return None;
         }
-        let mut state = self.pending.state();
+        let mut state = self.pending.state.lock();
         let waiting = state.waiting.remove(&self.number);
         state.held -= 1;
         if waiting.is_none() && self.kind == Kind::Change {

@@ -7,9 +7,10 @@ use crate::open::{self, Opened};
 use crate::pending::{Kind, Pending, Ticket};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_storage::{Access, Completer, StorageDone};
+use zebu_storage::sync::Mutex;
 
 /// librbd may wait for so many answers before it gives its own.
 const STEPS_OF_REQUEST: u32 = 2;
@@ -85,7 +86,7 @@ impl Shared {
 
     /// Why a request failed first, if that ever happened.
     pub(crate) fn given_up(&self) -> Option<String> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.given_up.lock().clone()
     }
 
     /// Notes a request and begins its work.
@@ -151,7 +152,7 @@ impl Shared {
 
     /// Notes a failure.
     pub(crate) fn note(&self, errno: i32) {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given_up = self.given_up.lock();
         given_up.get_or_insert_with(|| open::given_up(errno, self.timeout));
     }
 

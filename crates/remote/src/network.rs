@@ -21,9 +21,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use unix::connect_unix;
+use zebu_storage::sync::Mutex;
 
 /// A server that says nothing while requests wait is asked whether it is there, so often.
 const PROBE: Duration = Duration::from_secs(10);
@@ -67,7 +68,7 @@ impl Eq for Network {}
 impl Network {
     /// Everything that was looked up or connected so far, for a [`Broker`].
     pub fn peers(&self) -> Vec<Peer> {
-        let state = self.lock();
+        let state = self.0.state.lock();
         let mut tcp: Vec<SocketAddr> = state.hosts.values().flatten().copied().collect();
         tcp.sort_unstable();
         tcp.dedup();
@@ -80,7 +81,7 @@ impl Network {
     #[cfg(feature = "http")]
     pub fn signed(&self, name: &str) -> Option<SignedText> {
         let broker = {
-            let mut state = self.lock();
+            let mut state = self.0.state.lock();
             if state.broker.is_none() && !state.objects.iter().any(|known| known == name) {
                 state.objects.push(name.to_owned());
             }
@@ -91,11 +92,7 @@ impl Network {
 
     /// From now on the broker connects, and nothing is looked up any more.
     pub fn use_broker(&self, broker: Broker) {
-        self.lock().broker = Some(Arc::new(broker));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().broker = Some(Arc::new(broker));
     }
 
     /// Connects to a host; the first of its addresses that answers and is within `reach`.
@@ -119,7 +116,7 @@ impl Network {
     }
 
     fn connect(&self, address: SocketAddr, time: Duration) -> io::Result<TcpStream> {
-        let broker = self.lock().broker.clone();
+        let broker = self.0.state.lock().broker.clone();
         let socket = match broker {
             None => TcpStream::connect_timeout(&address, time)?,
             Some(broker) => TcpStream::from(broker.connect(&Peer::Tcp(address), time)?),
@@ -138,7 +135,7 @@ impl Network {
     #[cfg_attr(not(feature = "nbd"), expect(dead_code))]
     pub(crate) fn unix(&self, path: &Path, until: Instant) -> io::Result<UnixStream> {
         let broker = {
-            let mut state = self.lock();
+            let mut state = self.0.state.lock();
             if state.broker.is_none() && !state.sockets.iter().any(|known| known == path) {
                 state.sockets.push(path.to_owned());
             }
@@ -156,7 +153,7 @@ impl Network {
     fn addresses(&self, host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
         let key = (host.to_owned(), port);
         {
-            let state = self.lock();
+            let state = self.0.state.lock();
             if state.broker.is_some() {
                 return state.hosts.get(&key).cloned().ok_or_else(|| {
                     let reason = format!("'{host}' can't be looked up in the sandbox");
@@ -169,7 +166,7 @@ impl Network {
             Err(_) => look_up(&self.0.lookups, host, port, until)?,
         };
         addresses.truncate(MOST_ADDRESSES);
-        self.lock().hosts.insert(key, addresses.clone());
+        self.0.state.lock().hosts.insert(key, addresses.clone());
         Ok(addresses)
     }
 }

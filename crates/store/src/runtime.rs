@@ -2,8 +2,9 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use tokio::runtime::{Builder, Handle};
+use zebu_storage::sync::Mutex;
 
 /// The most threads. A part that is sent takes two, and no upload sends more than [`MOST_PARTS`] at a time.
 const MOST_REQUESTS: usize = 256;
@@ -17,7 +18,7 @@ static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
 /// # Errors
 /// The system gives no thread.
 pub(crate) fn handle() -> io::Result<Handle> {
-    let mut place = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut place = RUNTIME.lock();
     if let Some(handle) = &*place {
         return Ok(handle.clone());
     }

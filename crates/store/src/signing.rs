@@ -6,10 +6,11 @@ use crate::failure::{credentials_of, describe};
 use crate::name::{StoreKind, StoreName};
 use crate::runtime;
 use object_store::signer::{Method, SignedUrlOptions};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_remote::SignedText;
 use zebu_remote::http::{HttpOptions, HttpUrl, SignedUrl, SignedUrls, Signing, SigningError};
+use zebu_storage::sync::Mutex;
 
 /// How long a URL is good. Temporary credentials may end sooner; the store's denial shows that.
 const GOOD_FOR: Duration = Duration::from_secs(3600);
@@ -25,7 +26,7 @@ pub fn signed_urls(name: StoreName, options: HttpOptions) -> SignedUrls {
             return Ok(SignedUrl::new(url, good_for));
         }
         let access = {
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = known.lock();
             if why == Signing::AfterDenial {
                 *known = None;
             }

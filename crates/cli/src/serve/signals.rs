@@ -14,11 +14,12 @@ use signal_hook::iterator;
 use signal_hook::low_level::exit;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
 use zebu_export::Exports;
 use zebu_storage::{Socket, Worker};
+use zebu_storage::sync::Mutex;
 
 /// The exit code of a server that a second signal ended.
 const CUT_SHORT: i32 = 1;
@@ -58,7 +59,7 @@ impl Signals {
         // A thread of its own, since the others wait for clients and disks when a second one comes.
         let wait = move || {
             for signal in &mut signals {
-                let mut ending = ending.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ending = ending.lock();
                 match counted {
                     Counted::Own => ending.take(signal),
                     Counted::FromStarter => ending.begin(),
@@ -114,7 +115,7 @@ impl Ending {
 fn listen_to_starter(ending: Arc<Mutex<Ending>>) -> io::Result<()> {
     let listen = move || {
         let mut number = [0];
-        let take = |signal: i32| ending.lock().unwrap_or_else(PoisonError::into_inner).take(signal);
+        let take = |signal: i32| ending.lock().take(signal);
         while io::stdin().read_exact(&mut number).is_ok() {
             take(number[0].into());
         }

@@ -6,10 +6,11 @@
 use super::decoding::{Decoding, Fault, Length, Source};
 use super::recent::{BLOCK, Recent};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zebu::jobs::SourceEnd;
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_drivers::fresh_identity;
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// Bytes that are unpacked before somebody asks for them.
 const AHEAD: u64 = 8 << 20;
@@ -43,9 +44,6 @@ struct State {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The range of a read.
@@ -119,7 +117,7 @@ impl PackedStream {
         std::thread::Builder::new().name("zebu-unpack".to_owned()).spawn(move || {
             let closing = CloseOnDrop(&own);
             if let Err(fault) = work(&own, &source) {
-                own.lock().fault.get_or_insert(fault);
+                own.state.lock().fault.get_or_insert(fault);
             }
             drop(closing);
         })?;
@@ -128,7 +126,7 @@ impl PackedStream {
 
     /// Why reads fail, if they do.
     pub(super) fn fault(&self) -> Option<Fault> {
-        self.shared.lock().fault.clone()
+        self.shared.state.lock().fault.clone()
     }
 }
 
@@ -137,7 +135,7 @@ struct CloseOnDrop<'a>(&'a Shared);
 
 impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.is_closed = true;
         // Dropped, they fail.
         let waiting = std::mem::take(&mut state.waiting);
@@ -164,7 +162,7 @@ fn work(shared: &Shared, source: &Source) -> Result<(), Fault> {
             };
             match task {
                 Task::Again => {
-                    shared.lock().recent.clear();
+                    shared.state.lock().recent.clear();
                     continue 'passes;
                 }
                 Task::Direct(request) => direct(shared, decoding, request)?,
@@ -172,7 +170,7 @@ fn work(shared: &Shared, source: &Source) -> Result<(), Fault> {
                     block.resize(BLOCK, 0);
                     let filled = decoding.fill(&mut block)?;
                     block.truncate(filled);
-                    shared.lock().recent.push(position, block);
+                    shared.state.lock().recent.push(position, block);
                 }
             }
             if let Some(end) = &shared.end {
@@ -187,7 +185,7 @@ fn work(shared: &Shared, source: &Source) -> Result<(), Fault> {
 
 /// Waits for work. `None` if there will be none.
 fn wait(shared: &Shared, position: u64) -> Option<Task> {
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     loop {
         if state.is_closed {
             return None;
@@ -198,7 +196,7 @@ fn wait(shared: &Shared, position: u64) -> Option<Task> {
         {
             return Some(task);
         }
-        state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state = shared.changed.wait(state);
     }
 }
 
@@ -212,7 +210,7 @@ fn direct(shared: &Shared, decoding: &mut Decoding, mut request: Completer) -> R
     });
     if let Err(fault) = filled {
         // Before the read fails, so that whoever learns of that finds the reason.
-        shared.lock().fault = Some(Fault::clone(&fault));
+        shared.state.lock().fault = Some(Fault::clone(&fault));
         return Err(fault);
     }
     if let Some(end) = decoding.end() {
@@ -226,12 +224,12 @@ fn note_end(shared: &Shared, end: u64) {
     if let Some(learns) = &shared.end {
         learns.set(end.next_multiple_of(512));
     }
-    shared.lock().end = Some(end);
+    shared.state.lock().end = Some(end);
 }
 
 impl Drop for PackedStream {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
+        self.shared.state.lock().is_closed = true;
         self.shared.changed.notify_all();
     }
 }
@@ -252,7 +250,7 @@ impl Storage for PackedStream {
     fn submit(&self, op: StorageOp, done: Completer) {
         match op {
             StorageOp::Read { offset, len } => {
-                let mut state = self.shared.lock();
+                let mut state = self.shared.state.lock();
                 if state.is_closed {
                     drop(state);
                     return done.finish(Err(libc::EIO));
@@ -269,7 +267,7 @@ impl Storage for PackedStream {
     }
 
     fn cancel(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let waiting = std::mem::take(&mut state.waiting);
         let (ended, kept) = waiting.into_iter().partition(Completer::is_cancelled);
         state.waiting = kept;

@@ -4,9 +4,10 @@ use super::pieces::Pieces;
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_drivers::fresh_identity;
+use zebu_storage::sync::Mutex;
 
 /// Threads that read.
 const THREADS: usize = 4;
@@ -27,7 +28,7 @@ impl Window {
             let (file, bytes, queue) = (Arc::clone(&file), Arc::clone(&bytes), Arc::clone(&queue));
             std::thread::Builder::new().name(format!("zebu-member-{number}")).spawn(move || {
                 loop {
-                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let next = queue.lock().recv();
                     // The window was closed.
                     let Ok(request) = next else { return };
                     serve(&file, &bytes, request);
@@ -76,6 +77,6 @@ impl Storage for Window {
 
     fn submit(&self, _: StorageOp, done: Completer) {
         // A request that nobody takes fails when it is dropped.
-        let _ = self.work.lock().unwrap_or_else(PoisonError::into_inner).send(done);
+        let _ = self.work.lock().send(done);
     }
 }

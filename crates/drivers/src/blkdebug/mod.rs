@@ -14,12 +14,13 @@ pub use rules::{Action, IoTypes, Rule, event};
 use crate::call::{answer, call, moved, range, take_bufs};
 use rules::Rules;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::ThreadId;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
     StorageDone, StorageOp,
 };
+use zebu_storage::sync::Mutex;
 
 /// The filter. It stands on the disk below it and changes nothing of its bytes.
 pub struct Blkdebug {
@@ -69,18 +70,14 @@ impl Blkdebug {
         })
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Stops the next request of an event, under a name.
     pub fn add_breakpoint(&self, event: &'static str, tag: &str) {
-        self.state().rules.add(Rule { event, state: 0, action: Action::Stop { tag: tag.to_owned() } });
+        self.state.lock().rules.add(Rule { event, state: 0, action: Action::Stop { tag: tag.to_owned() } });
     }
 
     /// Takes the breakpoints of a name away, and resumes what they have stopped. False if there were none.
     pub fn remove_breakpoint(&self, tag: &str) -> bool {
-        let removed = self.state().rules.remove_stops(tag);
+        let removed = self.state.lock().rules.remove_stops(tag);
         let mut found = removed;
         while self.resume(tag) {
             found = true;
@@ -90,7 +87,7 @@ impl Blkdebug {
 
     /// Lets one request go on that was stopped under a name. False if there is none.
     pub fn resume(&self, tag: &str) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(at) = state.stopped.iter().position(|stopped| stopped.tag == tag) else { return false };
         let stopped = state.stopped.remove(at);
         drop(state);
@@ -101,14 +98,14 @@ impl Blkdebug {
 
     /// Whether a request is stopped under a name.
     pub fn is_stopped(&self, tag: &str) -> bool {
-        self.state().stopped.iter().any(|stopped| stopped.tag == tag)
+        self.state.lock().stopped.iter().any(|stopped| stopped.tag == tag)
     }
 
     /// Fails the request if an error is active for it, else hands it on, in pieces if limits ask for it.
     fn forward(&self, op: StorageOp, done: Completer) {
         let pieces = self.limits.pieces(op);
         let Some(pieces) = pieces else {
-            let failed = self.state().rules.error_for(op);
+            let failed = self.state.lock().rules.error_for(op);
             return match failed {
                 Some(errno) => done.finish(Err(errno)),
                 None => self.below.submit(op, done),
@@ -116,7 +113,7 @@ impl Blkdebug {
         };
         let mut errors = Vec::with_capacity(pieces.len());
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             for &(offset, len) in &pieces {
                 errors.push(state.rules.error_for(of_len(op, offset, len)));
             }
@@ -204,7 +201,7 @@ impl Storage for Blkdebug {
     }
 
     fn announce(&self, purpose: &'static str) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let stop = state.rules.happen(purpose);
         // A stop stays until the request comes, whatever is announced in between.
         let announced = state.announced.entry(std::thread::current().id()).or_default();
@@ -216,7 +213,7 @@ impl Storage for Blkdebug {
     }
 
     fn submit(&self, op: StorageOp, done: Completer) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let announced = state.announced.remove(&std::thread::current().id());
         let mut stop = announced.clone().flatten();
         let events: &[&'static str] = match op {
@@ -245,7 +242,7 @@ impl Storage for Blkdebug {
 
     fn cancel(&self) {
         // Whoever ends does not wait for somebody to resume.
-        let stopped = std::mem::take(&mut self.state().stopped);
+        let stopped = std::mem::take(&mut self.state.lock().stopped);
         for stopped in stopped {
             stopped.done.finish(Err(libc::ECANCELED));
         }

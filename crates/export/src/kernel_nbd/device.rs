@@ -16,9 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use zebu_storage::Socket;
+use zebu_storage::sync::Mutex;
 
 /// How long requests wait for the next server, in seconds: for ever, as far as a person sees.
 const PATIENCE: u64 = 10 * 365 * 24 * 3600;
@@ -70,7 +71,7 @@ impl std::fmt::Debug for Shared {
 impl SizeWatcher for Shared {
     fn size_changed(&self) {
         let size = self.export.image().virtual_size();
-        if let Err(errno) = self.netlink().set_size(self.index, &self.backend, size) {
+        if let Err(errno) = self.netlink.lock().set_size(self.index, &self.backend, size) {
             let index = self.index;
             self.log.write(Level::Warning, format_args!("/dev/nbd{index} keeps its size: {errno}"));
         }
@@ -103,9 +104,6 @@ impl Drop for Over {
 }
 
 impl Shared {
-    fn netlink(&self) -> MutexGuard<'_, Netlink> {
-        self.netlink.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 
     fn line(&self, entrance: &Entrance, over: &Sender<()>) -> io::Result<Line> {
         let (mut kernel, ours) = UnixStream::pair()?;
@@ -130,7 +128,7 @@ impl Shared {
         let begun = Instant::now();
         loop {
             let Line { kernel, watched, is_taken, .. } = self.line(entrance, over)?;
-            self.netlink().reconnect(self.index, &self.backend, &[kernel.as_fd()])?;
+            self.netlink.lock().reconnect(self.index, &self.backend, &[kernel.as_fd()])?;
             drop(kernel);
             is_taken.store(true, Ordering::SeqCst);
             // Where no connection is broken, the kernel takes none, and says nothing of that.
@@ -218,7 +216,7 @@ impl NbdDevice {
             patience: PATIENCE,
             backend: &self.shared.backend,
         };
-        let connected = self.shared.netlink().connect(self.shared.index, &device, &sockets);
+        let connected = self.shared.netlink.lock().connect(self.shared.index, &device, &sockets);
         connected.map_err(|errno| match errno {
             Errno::BUSY => self.fail(io::Error::other("it is connected to another server")),
             errno => self.refused(errno.into()),
@@ -302,7 +300,7 @@ impl NbdDevice {
         if is_in_use(&self.path) {
             return WhenStopped::Stays;
         }
-        if let Err(errno) = self.shared.netlink().disconnect(self.shared.index) {
+        if let Err(errno) = self.shared.netlink.lock().disconnect(self.shared.index) {
             let path = self.path.display();
             self.shared.log.write(Level::Warning, format_args!("could not disconnect {path}: {errno}"));
         }

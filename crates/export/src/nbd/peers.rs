@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 use zebu_storage::Socket;
+use zebu_storage::sync::Mutex;
 
 /// A client's hold on its place among the others.
 #[repr(u8)]
@@ -224,10 +225,6 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    fn lock(&self) -> MutexGuard<'_, Present> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a client in. If there are as many as may be, it gets the place of one that has not chosen an export.
     ///
     /// # Errors
@@ -238,7 +235,7 @@ impl Peers {
         origin: Origin,
         places: Places,
     ) -> Result<Membership, NoPlace> {
-        let mut present = self.lock();
+        let mut present = self.present.lock();
         let of_origin = present.of.get(&origin).copied().unwrap_or(0);
         let lack = if of_origin >= places.of_one {
             Some((NoPlace::OfOrigin(origin), Some(origin)))
@@ -261,7 +258,7 @@ impl Peers {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock().all.len()
+        self.present.lock().all.len()
     }
 
     /// Waits until a client was served, and none is there any more.
@@ -277,7 +274,7 @@ impl Peers {
     /// Waits for a condition that a client's leaving can bring about.
     fn until(&self, holds: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
         poll_fn(move |context| {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             if holds(self) {
                 return Poll::Ready(());
             }
@@ -289,14 +286,14 @@ impl Peers {
 
     /// Looks at all clients and ends those whose time is over; says how many that are.
     pub(crate) fn look(&self, limits: &TimeLimits) -> usize {
-        let present = self.lock();
+        let present = self.present.lock();
         let over = present.all.iter().filter(|(_, peer)| peer.look(limits)).map(|(_, peer)| peer.hang_up());
         over.count()
     }
 
     /// Ends the connections to an export that was closed.
     pub(crate) fn leave_closed(&self) {
-        let present = self.lock();
+        let present = self.present.lock();
         let of_closed =
             present.all.iter().filter(|(_, peer)| peer.export.get().is_some_and(|of| of.is_closed()));
         of_closed.for_each(|(_, peer)| peer.hang_up());
@@ -304,12 +301,12 @@ impl Peers {
 
     /// No client's further requests are received.
     pub(crate) fn stop_receiving(&self) {
-        self.lock().all.iter().for_each(|(_, peer)| peer.stop_receiving());
+        self.present.lock().all.iter().for_each(|(_, peer)| peer.stop_receiving());
     }
 
     /// Ends all connections.
     pub(crate) fn hang_up(&self) {
-        self.lock().all.iter().for_each(|(_, peer)| peer.hang_up());
+        self.present.lock().all.iter().for_each(|(_, peer)| peer.hang_up());
     }
 }
 
@@ -332,7 +329,7 @@ impl Drop for Membership {
         if self.peer.is_serving.load(Relaxed) {
             self.peers.left.fetch_add(1, Release);
         }
-        let mut present = self.peers.lock();
+        let mut present = self.peers.present.lock();
         present.all.try_remove(self.key);
         if let Some(count) = present.of.get_mut(&self.peer.origin) {
             *count -= 1;
@@ -341,7 +338,7 @@ impl Drop for Membership {
             }
         }
         drop(present);
-        let waiting = std::mem::take(&mut *self.peers.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let waiting = std::mem::take(&mut *self.peers.waiting.lock());
         waiting.into_iter().for_each(Waker::wake);
     }
 }
@@ -400,7 +397,7 @@ mod tests {
         assert!(third.0.peer().keep_place());
         assert_eq!(come(1).err(), Some(NoPlace::OfOrigin(Origin::User(1))));
         drop((second, third, another));
-        assert!(peers.len() == 0 && peers.lock().of.is_empty());
+        assert!(peers.len() == 0 && peers.present.lock().of.is_empty());
     }
 
     #[test]

@@ -17,9 +17,10 @@ use crate::pool::{PoolHandle, Seat, WorkerPool};
 use crate::stop::Stop;
 use rustix::io::Errno;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::Socket;
+use zebu_storage::sync::Mutex;
 
 /// How often the watch looks at the clients.
 const LOOK: Duration = Duration::from_secs(1);
@@ -51,7 +52,7 @@ impl Shared {
     fn level_of(&self, error: &io::Error) -> Level {
         let is_matter_of_setup = is_tls_failure(error) || error.kind() == io::ErrorKind::OutOfMemory;
         let is_news = is_matter_of_setup
-            && self.failures.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
+            && self.failures.lock().is_due(Instant::now());
         if is_news { Level::Warning } else { Level::Info }
     }
 }
@@ -233,7 +234,7 @@ fn welcome_until(shared: &Arc<Shared>, client: Client, place: &str, over: impl S
 
 fn tell_lack(shared: &Shared, lack: NoPlace, name: &str) {
     let Shared { config, places: Places { most, of_one }, .. } = shared;
-    let is_news = shared.crowds.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now());
+    let is_news = shared.crowds.lock().is_due(Instant::now());
     let level = if is_news { Level::Warning } else { Level::Info };
     match lack {
         NoPlace::OfOrigin(origin) if of_one < most => {

@@ -17,10 +17,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use zebu::{Access, Image};
 use zebu_storage::Socket;
+use zebu_storage::sync::Mutex;
 
 /// Requests of a queue that may be under way.
 const DEPTH: u16 = 64;
@@ -88,15 +89,12 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl SizeWatcher for Shared {
     fn size_changed(&self) {
         let sectors = sectors(self.export.image());
-        let mut control = self.control();
+        let mut control = self.control.lock();
         let done =
             if control.can_resize() { control.set_size(self.id, sectors) } else { Err(Errno::OPNOTSUPP) };
         let path = disk_path(self.id);
@@ -315,7 +313,7 @@ impl UblkDevice {
         drop(running);
         let state = Arc::clone(&self.state);
         let is_hopeless = move || state.is_refused.load(Ordering::SeqCst);
-        let mut control = self.shared.control();
+        let mut control = self.shared.control.lock();
         let started = match self.stage {
             Stage::New => control.start(info.id, is_hopeless),
             _ => control.end_recovery(info.id, is_hopeless),
@@ -357,7 +355,7 @@ impl UblkDevice {
             Stage::TakenOver => false,
             Stage::Running => !was_gone && !is_in_use(&self.path),
         };
-        if goes && let Err(errno) = self.shared.control().stop(id) {
+        if goes && let Err(errno) = self.shared.control.lock().stop(id) {
             self.shared.log.write(Level::Warning, format_args!("could not stop {path}: {errno}"));
         }
         self.stop.throw();
@@ -366,7 +364,7 @@ impl UblkDevice {
             let _ = ended.recv();
         }
         self.device = None;
-        if goes && let Err(errno) = self.shared.control().remove(id) {
+        if goes && let Err(errno) = self.shared.control.lock().remove(id) {
             self.shared.log.write(Level::Warning, format_args!("could not remove {path}: {errno}"));
         }
         match (was_gone, goes) {

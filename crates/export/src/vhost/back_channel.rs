@@ -11,7 +11,8 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use zebu_storage::sync::Mutex;
 
 /// Bytes of a message's header: request, flags, bytes that follow; u32 each, in the machine's order.
 const HEADER: usize = 12;
@@ -29,10 +30,6 @@ pub(crate) struct BackChannel(Mutex<Option<OwnedFd>>);
 impl BackChannel {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the front end's next message, which stays there, and keeps the channel if it brings one.
@@ -56,7 +53,7 @@ impl BackChannel {
             let is_channel = |fd: &OwnedFd| socket_domain(fd) == Ok(AddressFamily::UNIX);
             // What is closed is closed without the lock.
             let channel = descriptor.filter(is_channel);
-            let earlier = std::mem::replace(&mut *self.lock(), channel);
+            let earlier = std::mem::replace(&mut *self.0.lock(), channel);
             drop(earlier);
         }
     }
@@ -64,7 +61,7 @@ impl BackChannel {
 
 impl SizeWatcher for BackChannel {
     fn size_changed(&self) {
-        if let Some(channel) = &*self.lock() {
+        if let Some(channel) = &*self.0.lock() {
             let words = [CONFIG_CHANGE, VERSION, 0];
             let message: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
             // A front end that takes nothing, or is gone, is not told.
@@ -94,7 +91,7 @@ mod tests {
             ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
             sendmsg(&front_end, &[IoSlice::new(&words)], &mut ancillary, SendFlags::empty()).unwrap();
             channel.look_at_next(&device);
-            assert_eq!(channel.lock().is_some(), is_kept);
+            assert_eq!(channel.0.lock().is_some(), is_kept);
             rustix::net::recv(&device, &mut [0u8; HEADER], RecvFlags::empty()).unwrap();
         }
     }

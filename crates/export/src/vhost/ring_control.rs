@@ -3,8 +3,9 @@
 use crate::stop::Stop;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use zebu_storage::ForeignEvent;
+use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
 
 /// A running ring, as the front end's thread sees it.
 pub(crate) struct RingControl {
@@ -46,7 +47,7 @@ impl RunningRings {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl RingControl {
@@ -110,7 +111,7 @@ impl RingControl {
         loop {
             match *end {
                 Some(next) => return next,
-                None => end = self.ended.wait(end).unwrap_or_else(PoisonError::into_inner),
+                None => end = self.ended.wait(end),
             }
         }
     }

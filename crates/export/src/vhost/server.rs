@@ -12,10 +12,11 @@ use crate::stop::Stop;
 use rustix::net::Shutdown;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// Warnings and errors a minute about front ends, which can cause as many as they like.
 const MESSAGES: u32 = 20;
@@ -50,7 +51,7 @@ impl Drop for Closing<'_> {
             let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
             self.shared.send_away();
         }
-        *self.shared.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.shared.has_ended.lock() = true;
         self.shared.ended.notify_all();
     }
 }
@@ -142,13 +143,10 @@ impl Drop for VhostUserBlk {
 }
 
 impl Shared {
-    fn stream(&self) -> std::sync::MutexGuard<'_, Option<UnixStream>> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 
     /// Ends the connection to the front end.
     fn send_away(&self) {
-        if let Some(stream) = &*self.stream() {
+        if let Some(stream) = &*self.stream.lock() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -156,13 +154,13 @@ impl Shared {
     /// Whether the thread is over [`GRACE`] after it was told to stop.
     fn ends_in_time(&self) -> bool {
         let deadline = *self.stopped.get_or_init(Instant::now) + GRACE;
-        let mut has_ended = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_ended = self.has_ended.lock();
         while !*has_ended {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            has_ended = self.ended.wait_timeout(has_ended, left).unwrap_or_else(PoisonError::into_inner).0;
+            has_ended = self.ended.wait_timeout(has_ended, left).0;
         }
         true
     }
@@ -186,11 +184,11 @@ impl Shared {
             log.write(Level::Info, format_args!("a front end of '{}' connects", export.name()));
             let clones = (stream.try_clone(), stream.try_clone(), stream.try_clone());
             let (Ok(clone), Ok(watched), Ok(connection)) = clones else { continue };
-            *self.stream() = Some(clone);
+            *self.stream.lock() = Some(clone);
             if export.is_closed() {
                 let name = export.name();
                 log.write(Level::Warning, format_args!("a front end of '{name}' is sent away: it is closed"));
-                *self.stream() = None;
+                *self.stream.lock() = None;
                 continue;
             }
             let handler = Handler::new(export, connection, pool, config, &self.running);
@@ -206,7 +204,7 @@ impl Shared {
                 }
             };
             self.talk(stream, handler, || channel.look_at_next(&watched), tell);
-            *self.stream() = None;
+            *self.stream.lock() = None;
         }
     }
 
@@ -226,7 +224,7 @@ impl Shared {
                 break error;
             }
         };
-        handler.lock().unwrap_or_else(PoisonError::into_inner).stop_rings();
+        handler.lock().stop_rings();
         tell(&end);
     }
 }

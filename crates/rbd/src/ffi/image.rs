@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use zebu_storage::sync::Mutex;
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
 const THICK: c_int = 1;
@@ -252,14 +252,14 @@ impl Image {
             // SAFETY: nobody gets the handle any more.
             unsafe { (self.library.rbd.rbd_close)(handle) };
         }
-        drop(self.pool.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.pool.lock().take());
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
         // Of an image that was not closed, requests may be under way: its connection stays until the process ends.
-        std::mem::forget(self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        std::mem::forget(self.pool.get_mut().take());
     }
 }
 

@@ -4,10 +4,10 @@ use super::connection::{Broken, Connection, Patience};
 use super::options::{HttpOptions, Redirects};
 use super::source::{Source, Trouble};
 use super::url::HttpUrl;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use ureq_proto::http::header::{CONNECTION, CONTENT_LENGTH};
 use ureq_proto::http::{Method, Request, Response};
+use zebu_storage::sync::Mutex;
 
 /// The longest body of a response, in bytes.
 const LONGEST_ANSWER: usize = 16 << 20;
@@ -165,14 +165,14 @@ impl HttpClient {
     }
 
     fn take(&self, origin: &str) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         idle.retain(|one| one.since.elapsed() < LONGEST_IDLE);
         let index = idle.iter().position(|one| one.origin == origin)?;
         Some(idle.swap_remove(index).connection)
     }
 
     fn keep(&self, origin: String, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         if idle.len() < MOST_IDLE {
             idle.push(Idle { origin, connection, since: Instant::now() });
         }

@@ -13,9 +13,10 @@ use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
 
 /// Reads of at least so many bytes go past the cache.
 const DIRECT: u64 = 256 << 10;
@@ -97,7 +98,7 @@ struct Waiting {
 impl Reader {
     /// A block is there.
     fn take(&self, number: u64, block: &[u8]) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let Some(done) = &mut waiting.done else { return };
         copy(done, number, block);
         waiting.missing -= 1;
@@ -110,14 +111,14 @@ impl Reader {
     }
 
     fn fail(&self, errno: i32) {
-        let done = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).done.take();
+        let done = self.waiting.lock().done.take();
         if let Some(done) = done {
             done.finish(Err(errno));
         }
     }
 
     fn is_cancelled(&self) -> bool {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.waiting.lock();
         waiting.done.as_ref().is_none_or(Completer::is_cancelled)
     }
 }
@@ -158,13 +159,9 @@ impl Ranged {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds the beginning of the object, which is there already: whole blocks, but for the object's last one.
     pub(super) fn put_first(&self, bytes: &[u8]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for (number, block) in (0..).zip(bytes.chunks(BLOCK as usize)) {
             state.cache.insert(number, block.into(), Cause::Read);
         }
@@ -172,7 +169,7 @@ impl Ranged {
 
     /// No more reads: what waits gets EIO.
     pub(super) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_closed = true;
         state.spare = None;
         let queue = std::mem::take(&mut state.queue);
@@ -188,7 +185,7 @@ impl Ranged {
         let len = range.end - range.start;
         let asked = Instant::now();
         let deadline = asked + self.source.options.timeout;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_closed || state.is_changed {
             drop(state);
             done.finish(Err(libc::EIO));
@@ -316,7 +313,7 @@ impl Ranged {
     /// The work of a thread.
     fn run(&self) {
         let mut link = Link { connection: None, random: RandomState::new().hash_one(0) | 1 };
-        link.connection = self.lock().spare.take().map(|spare| (self.source.place().1, spare));
+        link.connection = self.state.lock().spare.take().map(|spare| (self.source.place().1, spare));
         while let Some(fetch) = self.next() {
             self.perform(fetch, &mut link);
         }
@@ -324,7 +321,7 @@ impl Ranged {
 
     /// Waits for a fetch, and takes those that follow it in; `None` if the disk is closed.
     fn next(&self) -> Option<Fetch> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.is_closed {
                 return None;
@@ -345,14 +342,14 @@ impl Ranged {
                 return Some(fetch);
             }
             state.idle += 1;
-            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.more.wait(state);
             state.idle -= 1;
         }
     }
 
     /// Whether nobody waits for a fetch any more.
     fn is_unwanted(&self, fetch: &Fetch) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.is_closed || state.is_changed {
             return true;
         }
@@ -404,7 +401,7 @@ impl Ranged {
                 self.source.note_failure(trouble.reason());
             }
             if let Trouble::Changed(reason) = &trouble {
-                self.lock().is_changed = true;
+                self.state.lock().is_changed = true;
                 self.fail(fetch, reason);
                 return;
             }
@@ -436,7 +433,7 @@ impl Ranged {
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         while !fetch.rest().is_empty() {
             let range = fetch.rest();
-            let is_over = || self.lock().is_closed || self.source.is_late(deadline, limit);
+            let is_over = || self.state.lock().is_closed || self.source.is_late(deadline, limit);
             let patience = Patience { until: limit, silence, is_cancelled: &is_over };
             if link
                 .connection
@@ -503,7 +500,7 @@ impl Ranged {
 
     /// Gives a block to the cache and to those who wait for it.
     fn hand_over(&self, number: u64, block: Arc<[u8]>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let waiting = state.loading.remove(&number).unwrap_or_default();
         let cause = if waiting.is_empty() { Cause::Neighbour } else { Cause::Read };
         state.cache.insert(number, Arc::clone(&block), cause);
@@ -529,7 +526,7 @@ impl Ranged {
     fn fail_blocks(&self, range: &Range<u64>, reason: &str) {
         let now = Instant::now();
         let mut over = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_final = state.is_closed || state.is_changed || self.source.is_out_of_grace();
         for number in blocks(range) {
             let readers = state.loading.remove(&number).unwrap_or_default();

@@ -20,12 +20,13 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use ureq_proto::http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE, IF_RANGE, LOCATION, RANGE, USER_AGENT,
 };
 use ureq_proto::http::{HeaderMap, Request, Response};
+use zebu_storage::sync::{Mutex, MutexGuard};
 
 /// Time without a sign of the server that requests have at the end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -645,7 +646,7 @@ fn status_of(response: &Response<()>) -> String {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Whether the host of a URL is a private address, as far as its text tells.

@@ -10,9 +10,10 @@ use super::source::{Reply, Source, Trouble};
 use crate::network::deadline::{Allowance, BYTES_A_SECOND};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// Bytes of the beginning that are kept.
 const HEAD: u64 = 1 << 20;
@@ -70,12 +71,8 @@ impl Streamed {
         Ok(streamed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_closed = true;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
@@ -85,7 +82,7 @@ impl Streamed {
 
     /// Reads a range within the object, not empty.
     pub(super) fn read(&self, range: &Range<u64>, done: Completer) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_closed {
             return;
         }
@@ -103,7 +100,7 @@ impl Streamed {
 
     /// The read with the lowest offset; `None` if the disk is closed.
     fn next(&self) -> Option<Waiting> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.is_closed {
                 return None;
@@ -111,7 +108,7 @@ impl Streamed {
             if let Some((_, read)) = state.waiting.pop_first() {
                 return Some(read);
             }
-            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.more.wait(state);
         }
     }
 
@@ -144,7 +141,7 @@ impl Streamed {
         done: &Completer,
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
-        let is_over = || done.is_cancelled() || self.lock().is_closed || self.source.is_late(deadline, limit);
+        let is_over = || done.is_cancelled() || self.state.lock().is_closed || self.source.is_late(deadline, limit);
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {
@@ -212,7 +209,7 @@ impl Streamed {
                 stream.check_again()?;
             } else {
                 stream.push(&piece[..read]);
-                self.lock().position = stream.position;
+                self.state.lock().position = stream.position;
             }
         }
         Ok(())

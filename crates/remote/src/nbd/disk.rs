@@ -15,9 +15,10 @@ use crate::stats::{RemoteStats, StatsSnapshot};
 use crate::stream::Stream;
 use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// The most bytes of a request without data, where lengths have 32 bits: a multiple of every block size.
 const MOST_RANGE: u64 = 1 << 30;
@@ -291,7 +292,7 @@ impl Storage for NbdDisk {
             // A server that knows no flush has nothing that one would write.
             StorageOp::Flush if flags & export::SEND_FLUSH == 0 => {
                 // A change that was given up may come all the same.
-                let is_lost = shared.durability().is_lost();
+                let is_lost = shared.durability.lock().is_lost();
                 done.finish(if is_lost { Err(libc::EIO) } else { Ok(StorageDone::Done) });
                 return;
             }
@@ -404,14 +405,10 @@ impl Shared {
         }
     }
 
-    fn durability(&self) -> MutexGuard<'_, Durability> {
-        self.durability.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has every connection flush that has something to flush.
     fn flush(&self, done: Completer) {
         let connections: Vec<usize> = {
-            let durability = self.durability();
+            let durability = self.durability.lock();
             if durability.is_lost() {
                 drop(durability);
                 done.finish(Err(libc::EIO));
@@ -470,7 +467,7 @@ impl Shared {
         let is_changed = || self.changed.load(std::sync::atomic::Ordering::SeqCst);
         let size = self.export.size;
         if !is_changed() {
-            let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+            let runs = self.runs.lock();
             let known = runs.as_ref().filter(|(start, _)| *start <= offset);
             if let Some((len, hole)) =
                 known.and_then(|(start, runs)| extent_in(*start, runs, offset, self.hole_bit()))
@@ -489,7 +486,7 @@ impl Shared {
             let result = runs.and_then(|runs| {
                 let (len, hole) = extent_in(start, &runs, offset, hole_bit).ok_or(libc::EIO)?;
                 if let Some(shared) = shared.upgrade() {
-                    *shared.runs.lock().unwrap_or_else(PoisonError::into_inner) = Some((start, runs));
+                    *shared.runs.lock() = Some((start, runs));
                 }
                 Ok(StorageDone::Extent { len: len.min(size - offset), hole })
             });
@@ -504,14 +501,14 @@ impl Watcher for Shared {
         if request.command != command::FLUSH {
             return true;
         }
-        let durability = self.durability();
+        let durability = self.durability.lock();
         request.covers = durability.covered(connection);
         !durability.is_lost()
     }
 
     fn succeeded(&self, connection: usize, request: &Request) {
         let has_flush = self.export.flags & export::SEND_FLUSH != 0;
-        let mut durability = self.durability();
+        let mut durability = self.durability.lock();
         if request.command == command::FLUSH {
             durability.note_flush(connection, request.covers);
         } else if request.is_change() && !request.is_durable() && has_flush {
@@ -520,6 +517,6 @@ impl Watcher for Shared {
     }
 
     fn is_over(&self, connection: usize, unanswered: Unanswered) {
-        self.durability().note_end(connection, unanswered == Unanswered::MayCome);
+        self.durability.lock().note_end(connection, unanswered == Unanswered::MayCome);
     }
 }

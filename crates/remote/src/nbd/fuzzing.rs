@@ -10,9 +10,10 @@ use crate::stream::Stream;
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_storage::{Completer, IoBuf, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// Bytes of the read and of the write.
 const LEN: u64 = 4096;
@@ -57,7 +58,7 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
         move |bufs: zebu_storage::IoBufs, result: Result<zebu_storage::StorageDone, i32>| {
             let mut bytes = vec![0; bufs.len()];
             bufs.copy_to(0, &mut bytes);
-            set(&mut found.lock().unwrap_or_else(PoisonError::into_inner), result.map(|_| bytes));
+            set(&mut found.lock(), result.map(|_| bytes));
         }
     };
     let queue = Queue::new(1).expect("there is a descriptor");
@@ -82,7 +83,7 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
     queue.push(Request::new(command::WRITE, 0, 0..LEN, allowance(), Answer::Storage(answer)));
     let runs = Arc::clone(&found);
     let wanted = Box::new(move |result| {
-        let before = runs.lock().unwrap_or_else(PoisonError::into_inner).runs.replace(result);
+        let before = runs.lock().runs.replace(result);
         assert!(before.is_none());
     });
     let answer = Answer::Runs(Some(wanted));
@@ -98,7 +99,7 @@ pub fn answers(style: u8, bytes: &[u8]) -> Answers {
     let stream = Stream::without_handshake(client).expect("it is open");
     let lost: Lost = Connection::new(0, stream, terms, &queue, &Nobody, &stats).run();
     queue.close();
-    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut found = found.lock().clone();
     assert!(found.read.is_some() && found.written.is_some() && found.runs.is_some(), "{found:?}");
     found.end = lost.to_string();
     found
@@ -206,7 +207,7 @@ mod tests {
         fn succeeded(&self, _: usize, _: &Request) {}
         fn is_over(&self, _: usize, _: Unanswered) {
             let waiting = self.queue.take(0);
-            *self.was_empty.lock().unwrap() = Some(waiting.is_none());
+            *self.was_empty.lock() = Some(waiting.is_none());
             self.queue.put_back(waiting.into_iter());
         }
     }

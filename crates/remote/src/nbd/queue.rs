@@ -6,8 +6,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// The load of a connection that is not there.
 pub(super) const ABSENT: usize = usize::MAX;
@@ -71,10 +72,6 @@ impl Queue {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The time of a request of so many bytes of data, which begins now.
     pub(super) fn allowance(&self, timeout: Duration, bytes: u64) -> Allowance {
         self.backlog.allowance(Instant::now(), timeout, bytes)
@@ -107,19 +104,19 @@ impl Queue {
 
     /// Fails a request whose time is over. Why its connections failed is told by `failure`.
     pub(super) fn give_up(&self, request: Request) {
-        let reason = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reason = self.failure.lock().clone();
         let _ = self.given_up.set(reason.unwrap_or_else(|| "the server did not answer in time".to_owned()));
         request.fail(libc::EIO);
     }
 
     /// A connection broke, or could not be made.
     pub(super) fn note_failure(&self, reason: String) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        *self.failure.lock() = Some(reason);
     }
 
     /// Why the latest connection broke, or could not be made.
     pub(super) fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failure.lock().clone()
     }
 
     /// A connection has moved bytes.
@@ -134,7 +131,7 @@ impl Queue {
 
     /// Adds a request, and tells the connection that has the fewest.
     pub(super) fn push(&self, request: Request) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_closed {
             drop(state);
             request.fail(libc::EIO);
@@ -151,7 +148,7 @@ impl Queue {
 
     /// Adds a request for this connection; for any of them if it is not there.
     pub(super) fn push_to(&self, connection: usize, request: Request) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let bell = &self.bells[connection];
         if state.is_closed || bell.load.load(Ordering::Relaxed) == ABSENT {
             drop(state);
@@ -165,7 +162,7 @@ impl Queue {
 
     /// A connection is not there any more: what was for it is for all.
     pub(super) fn detach(&self, connection: usize) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.bells[connection].load.store(ABSENT, Ordering::Relaxed);
         let own = std::mem::take(&mut state.own[connection]);
         drop(state);
@@ -174,7 +171,7 @@ impl Queue {
 
     /// Puts requests back to the front, in their order.
     pub(super) fn put_back(&self, requests: impl DoubleEndedIterator<Item = Request>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for request in requests.rev() {
             state.waiting.push_front(request);
         }
@@ -193,7 +190,7 @@ impl Queue {
 
     /// Takes the next request for this connection that is not over time; those that are get EIO.
     pub(super) fn take(&self, connection: usize) -> Option<Request> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let own = state.own[connection].pop_front();
             let request = own.or_else(|| state.waiting.pop_front())?;
@@ -202,14 +199,14 @@ impl Queue {
             }
             drop(state);
             self.give_up(request);
-            state = self.lock();
+            state = self.state.lock();
         }
     }
 
     /// Fails what is over time; the time until the next would be.
     pub(super) fn expire(&self) -> Option<Duration> {
         let (now, progress) = (Instant::now(), self.progress());
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut over = Vec::new();
         let mut next: Option<Instant> = None;
         let State { waiting, own, .. } = &mut *state;
@@ -233,9 +230,9 @@ impl Queue {
 
     /// Waits without a connection until something waits; true if the disk is closed.
     pub(super) fn wait_for_work(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let idle = |state: &mut State| state.waiting.is_empty() && !state.is_closed;
-        let state = self.more.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        let state = self.more.wait_while(state, idle);
         state.is_closed
     }
 
@@ -245,18 +242,18 @@ impl Queue {
         loop {
             let next = self.expire().unwrap_or(time);
             let left = end.saturating_duration_since(Instant::now());
-            let state = self.lock();
+            let state = self.state.lock();
             if state.is_closed || left.is_zero() {
                 return state.is_closed;
             }
             let most = left.min(next.max(Duration::from_millis(1)));
-            drop(self.more.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner));
+            drop(self.more.wait_timeout(state, most));
         }
     }
 
     /// No more requests: what waits gets EIO, and connections end.
     pub(super) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_closed = true;
         let waiting = state.drain();
         drop(state);
@@ -271,11 +268,11 @@ impl Queue {
     pub(super) fn wait_for_farewells(&self, most: Duration) {
         let is_there =
             |_: &mut State| self.bells.iter().any(|bell| bell.load.load(Ordering::Relaxed) != ABSENT);
-        drop(self.more.wait_timeout_while(self.lock(), most, is_there));
+        drop(self.more.wait_timeout_while(self.state.lock(), most, is_there));
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.state.lock().is_closed
     }
 
     pub(super) fn bell(&self, connection: usize) -> BorrowedFd<'_> {

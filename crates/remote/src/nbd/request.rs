@@ -4,9 +4,10 @@ use super::coverage::Coverage;
 use super::protocol::{command, command_flag};
 use crate::network::deadline::Allowance;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// A run of one state, as a block status lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl SharedFlush {
     }
 
     fn end(&self, result: Result<(), i32>) {
-        let mut flushing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushing = self.0.lock();
         flushing.left = flushing.left.saturating_sub(1);
         let done = if result.is_err() || flushing.left == 0 { flushing.done.take() } else { None };
         drop(flushing);

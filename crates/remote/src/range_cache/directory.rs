@@ -15,8 +15,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use zebu_storage::sync::{Mutex, MutexGuard};
 
 const STATE: &str = "state";
 const OBJECTS: &str = "objects";
@@ -237,7 +238,7 @@ impl RangeCache {
     }
 
     fn lock(&self) -> io::Result<Locked<'_>> {
-        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = self.shared.lock();
         loop {
             match flock(&shared.state, FlockOperation::LockExclusive) {
                 Ok(()) => return Ok(Locked(shared)),
@@ -247,15 +248,11 @@ impl RangeCache {
         }
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Looks for the objects that are there, keeps those open that may be evicted from, and counts what all have.
     fn take_stock(&self, locked: &mut Locked<'_>) -> io::Result<()> {
         locked.0.stock_taken = Instant::now();
         let entries = std::fs::read_dir(&self.path)?;
-        *self.uses() = Uses::default();
+        *self.uses.lock() = Uses::default();
         for object in &mut locked.0.objects {
             // Nobody here reads it: it is open to be evicted from, if it is still among the latest.
             object.take_if(|object| Arc::strong_count(object) == 1);
@@ -303,7 +300,7 @@ impl RangeCache {
     /// Notes the ranges of an object, so that they can be evicted; their bytes.
     fn note_ranges(&self, number: usize, object: &ObjectFiles) -> u64 {
         let ranges = object.scan();
-        let mut uses = self.uses();
+        let mut uses = self.uses.lock();
         for (range, _, used) in &ranges {
             uses.note((number, *range), *used);
         }
@@ -398,7 +395,7 @@ impl RangeCache {
         // Somewhat more, so that not each block evicts another.
         let least = self.size - (self.size / 64).max(wanted).min(self.size);
         while usage > least {
-            let Some(((number, range), last_use)) = self.uses().take_oldest() else { break };
+            let Some(((number, range), last_use)) = self.uses.lock().take_oldest() else { break };
             let Some(Some(object)) = locked.0.objects.get(number) else { continue };
             match object.evict(range, last_use) {
                 Ok(bytes) => {
@@ -406,7 +403,7 @@ impl RangeCache {
                     self.counters.evicted.fetch_add(bytes, Relaxed);
                 }
                 // Another process has used it.
-                Err(used) => drop(self.uses().note((number, range), used)),
+                Err(used) => drop(self.uses.lock().note((number, range), used)),
             }
         }
         locked.set_usage(usage);
@@ -430,7 +427,7 @@ impl RangeCache {
         match self.try_store(number, object, first, blocks) {
             Ok(true) => {
                 self.counters.stored.fetch_add(bytes, Relaxed);
-                *self.no_place() = None;
+                *self.no_place.lock() = None;
             }
             Ok(false) => {
                 self.counters.not_stored.fetch_add(bytes, Relaxed);
@@ -460,25 +457,21 @@ impl RangeCache {
         let added = stored.inspect_err(|_| object.give_back(first, blocks.len() as u64))?;
         locked.set_usage(locked.usage().saturating_add(added));
         let end = first + blocks.len() as u64;
-        let mut uses = self.uses();
+        let mut uses = self.uses.lock();
         for range in first * BLOCK / RANGE..(end * BLOCK).div_ceil(RANGE) {
             uses.note((number, range), now);
         }
         Ok(true)
     }
 
-    fn no_place(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.no_place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether what is fetched is to be stored.
     pub(super) fn stores(&self) -> bool {
-        self.no_place().is_none_or(|since| since.elapsed() >= PAUSE)
+        self.no_place.lock().is_none_or(|since| since.elapsed() >= PAUSE)
     }
 
     /// Stores nothing for a while.
     fn pause_storing(&self, reason: &str) {
-        *self.no_place() = Some(Instant::now());
+        *self.no_place.lock() = Some(Instant::now());
         if !self.is_told.swap(true, Relaxed) {
             (self.report)(&format!(
                 "nothing is stored in the cache '{}' at present: {reason}. What it has is used, the rest comes from the server",
@@ -490,7 +483,7 @@ impl RangeCache {
     /// Notes that a range was used.
     pub(super) fn note_use(&self, number: usize, object: &ObjectFiles, range: u64) {
         let now = now();
-        let before = self.uses().note((number, range), now);
+        let before = self.uses.lock().note((number, range), now);
         if before.is_none_or(|before| before.saturating_add(USE_INTERVAL) <= now) {
             object.write_used(range, now);
         }

@@ -12,8 +12,9 @@ use crate::streaks::{Found, Streaks};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zebu_storage::{Alignment, Completer, IoBuf, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// The most blocks of one fetch.
 const RUN: u64 = 16;
@@ -101,10 +102,6 @@ impl CachedDisk {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads a range from below. What the cache has of it is given up.
     fn read_afresh(&self, range: &Range<u64>, done: Completer) {
         for number in range.start / RANGE..range.end.div_ceil(RANGE) {
@@ -119,7 +116,7 @@ impl Inner {
         let reader = Arc::new(Reader::new(done, numbers.end - numbers.start));
         let is_here = numbers.clone().all(|number| self.object.has(number));
         let found = if is_here { Found::Here } else { Found::Away };
-        let ahead = self.lock().streaks.note(range, found);
+        let ahead = self.state.lock().streaks.note(range, found);
         let mut buffer = vec![0; BLOCK.min(range.end - range.start) as usize];
         let mut missing = Vec::new();
         let mut last_range = None;
@@ -136,7 +133,7 @@ impl Inner {
                 self.cache.note_use(self.number, &self.object, number / BLOCKS);
             }
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.wanted.extend(runs(&missing));
         if let Some(ahead) = ahead {
             let coming = self.mark_ahead(&mut state, &ahead);
@@ -149,7 +146,7 @@ impl Inner {
     /// Gives the reader its bytes of a block, or has it wait; whether the block is to be fetched for that.
     fn read_block(&self, number: u64, from: usize, bytes: &mut [u8], reader: &Arc<Reader>) -> bool {
         for turn in 0..TURNS {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             match state.loading.get_mut(&number) {
                 Some(Loading::Fetching(readers)) => {
                     readers.push(Arc::clone(reader));
@@ -169,7 +166,7 @@ impl Inner {
                 reader.take(number, from, bytes);
                 return false;
             }
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             // It may have come meanwhile, and be stored already.
             let is_there = look == Look::Absent && turn + 1 < TURNS && self.object.has(number);
             if is_there || state.loading.contains_key(&number) {
@@ -183,7 +180,7 @@ impl Inner {
             return true;
         }
         // Others load it each time it is looked for.
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.loading.get_mut(&number) {
             Some(Loading::Fetching(readers)) => readers.push(Arc::clone(reader)),
             Some(Loading::Arrived(block)) => {
@@ -219,7 +216,7 @@ impl Inner {
     /// Asks for what is missing, as far as memory allows.
     fn fetch_more(self: &Arc<Self>) {
         loop {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let next = state.wanted.front().or(state.ahead.front()).cloned();
             let Some(run) = next else { return };
             let range = run.start * BLOCK..(run.end * BLOCK).min(self.len);
@@ -254,7 +251,7 @@ impl Inner {
                 blocks.push(block.into());
             }
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.fetching -= len;
         let mut waiting = Vec::new();
         for number in run.clone() {
@@ -306,7 +303,7 @@ impl Inner {
     }
 
     fn forget(&self, run: Range<u64>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for number in run {
             state.loading.remove(&number);
         }

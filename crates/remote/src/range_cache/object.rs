@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use zebu_storage::sync::Mutex;
 
 const DATA: &str = "data";
 const MAP: &str = "map";
@@ -94,10 +94,6 @@ impl ObjectFiles {
         (self.len.saturating_sub(block * BLOCK)).min(BLOCK) as usize
     }
 
-    fn verified(&self) -> MutexGuard<'_, HashMap<u64, (u32, u16)>> {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn head(&self, range: u64) -> Option<Head> {
         let mut bytes = [0; HEAD];
         self.map.read_exact_at(&mut bytes, Record::offset(range)).ok()?;
@@ -125,7 +121,7 @@ impl ObjectFiles {
     /// Copies bytes of a block, from its byte `from` on, into `out`, if the block is there and right.
     pub(super) fn read(&self, block: u64, from: usize, out: &mut [u8]) -> Look {
         let range = block / BLOCKS;
-        let known = self.verified().get(&range).copied();
+        let known = self.verified.lock().get(&range).copied();
         if let Some((generation, mask)) = known
             && mask & bit(block) != 0
         {
@@ -135,7 +131,7 @@ impl ObjectFiles {
             if read.is_ok() && self.head(range).is_some_and(|head| head.generation == generation) {
                 return Look::Hit;
             }
-            self.verified().remove(&range);
+            self.verified.lock().remove(&range);
         }
         let mut bytes = vec![0; self.block_len(block)];
         for _ in 0..TURNS {
@@ -151,7 +147,7 @@ impl ObjectFiles {
                 return Look::Bad;
             }
             out.copy_from_slice(wanted);
-            let mut verified = self.verified();
+            let mut verified = self.verified.lock();
             let known = verified.entry(range).or_insert((generation, 0));
             if known.0 != generation {
                 *known = (generation, 0);

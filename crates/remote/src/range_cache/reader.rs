@@ -1,8 +1,8 @@
 //! A read that waits for its blocks.
 
 use super::record::BLOCK;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use zebu_storage::{Completer, StorageDone, StorageOp};
+use zebu_storage::sync::Mutex;
 
 /// A read that waits for its blocks, some from the local disk and some from the network.
 pub(super) struct Reader(Mutex<Waiting>);
@@ -20,13 +20,9 @@ impl Reader {
         Self(Mutex::new(Waiting { done: Some(done), missing: blocks }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the bytes of block `number` from `from` on, counted from the block's beginning.
     pub(super) fn take(&self, number: u64, from: usize, bytes: &[u8]) {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         let Some(done) = &mut waiting.done else { return };
         let StorageOp::Read { offset, len } = done.op() else { return };
         let start = number * BLOCK + from as u64;
@@ -45,7 +41,7 @@ impl Reader {
     }
 
     pub(super) fn fail(&self, errno: i32) {
-        let done = self.lock().done.take();
+        let done = self.0.lock().done.take();
         if let Some(done) = done {
             done.finish(Err(errno));
         }
@@ -53,6 +49,6 @@ impl Reader {
 
     /// Whether nobody waits any more.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.lock().done.as_ref().is_none_or(Completer::is_cancelled)
+        self.0.lock().done.as_ref().is_none_or(Completer::is_cancelled)
     }
 }

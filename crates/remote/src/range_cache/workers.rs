@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zebu_storage::sync::{Condvar, Mutex};
 
 /// Threads that answer reads.
 const READERS: usize = 3;
@@ -47,13 +48,9 @@ impl Workers {
         Ok(workers)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has a thread do something that does not take long.
     pub(super) fn read(&self, work: impl FnOnce() + Send + 'static) {
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         if !queues.is_closed {
             queues.reads.push_back(Box::new(work));
             drop(queues);
@@ -63,7 +60,7 @@ impl Workers {
 
     /// Has the storing thread do something that holds `bytes` of memory. If `most` are waiting, it is given back.
     pub(super) fn store(&self, bytes: u64, most: u64, work: Work) -> Result<(), Work> {
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         if queues.is_closed || queues.bytes > 0 && queues.bytes + bytes > most {
             return Err(work);
         }
@@ -76,7 +73,7 @@ impl Workers {
 
     /// Waits until `bytes` more could be stored, for a while. Where the local disk stands still, nobody waits again.
     pub(super) fn wait_for_room(&self, bytes: u64, most: u64) {
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         let until = Instant::now() + LONGEST_WAIT;
         while queues.bytes > 0 && queues.bytes + bytes > most && !queues.is_stuck && !queues.is_closed {
             let left = until.saturating_duration_since(Instant::now());
@@ -84,59 +81,59 @@ impl Workers {
                 queues.is_stuck = true;
                 return;
             }
-            queues = self.stored.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0;
+            queues = self.stored.wait_timeout(queues, left).0;
         }
     }
 
     /// Waits until all is stored, but not longer than `most`.
     pub(super) fn settle(&self, most: Duration) {
         let until = Instant::now() + most;
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         while queues.bytes > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            queues = self.stored.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0;
+            queues = self.stored.wait_timeout(queues, left).0;
         }
     }
 
     /// Lets the threads end when they have done what there is.
     pub(super) fn close(&self) {
-        self.lock().is_closed = true;
+        self.queues.lock().is_closed = true;
         self.reads.notify_all();
         self.stores.notify_all();
     }
 
     fn run_reads(&self) {
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         loop {
             if let Some(work) = queues.reads.pop_front() {
                 drop(queues);
                 work();
-                queues = self.lock();
+                queues = self.queues.lock();
             } else if queues.is_closed {
                 return;
             } else {
-                queues = self.reads.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                queues = self.reads.wait(queues);
             }
         }
     }
 
     fn run_stores(&self) {
-        let mut queues = self.lock();
+        let mut queues = self.queues.lock();
         loop {
             if let Some((bytes, work)) = queues.stores.pop_front() {
                 drop(queues);
                 work();
-                queues = self.lock();
+                queues = self.queues.lock();
                 queues.bytes -= bytes;
                 queues.is_stuck = false;
                 self.stored.notify_all();
             } else if queues.is_closed {
                 return;
             } else {
-                queues = self.stores.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                queues = self.stores.wait(queues);
             }
         }
     }

@@ -18,10 +18,11 @@ use filling::{Filling, Step};
 pub use options::{Existing, Length, UploadOptions, UploadStats};
 use sending::Sender;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_remote::RemoteError;
 use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a store may take for each of two steps when an upload is given up: for what is being sent, and for its parts.
 const LONGEST_END: Duration = Duration::from_secs(5);
@@ -109,7 +110,7 @@ impl Upload {
 
     /// Why it failed, if it did: the errors of its writes say only that it was so.
     pub fn failure(&self) -> Option<String> {
-        self.0.lock().failure.clone().map(|(_, reason)| reason)
+        self.0.state.lock().failure.clone().map(|(_, reason)| reason)
     }
 
     /// Sends what is left and ends the upload: from now on the object is there, whole. It waits.
@@ -118,9 +119,9 @@ impl Upload {
     /// A byte was never written, or the store refuses.
     pub fn finish(&self) -> Result<(), RemoteError> {
         let fail = |(errno, reason)| RemoteError::new(&self.0.name.to_string(), errno, reason);
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         while state.failure.is_none() && (state.sending > 0 || state.filling.has_waiting()) {
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.changed.wait(state);
         }
         state.is_closed = true;
         if let Some(failure) = state.failure.clone() {
@@ -136,13 +137,13 @@ impl Upload {
     pub fn abort(&self) {
         self.0.fail((libc::ECANCELED, "given up".to_owned()));
         let until = Instant::now() + LONGEST_END;
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         while state.sending > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.0.changed.wait_timeout(state, left).0;
         }
         drop(state);
         let _ = runtime::wait(async { tokio::time::timeout(LONGEST_END, self.0.sender.abort()).await });
@@ -155,13 +156,9 @@ impl Upload {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Fails all that waits; the first failure counts.
     fn fail(&self, failure: (i32, String)) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let errno = failure.0;
         state.failure.get_or_insert(failure);
         let waiting = state.filling.give_up();
@@ -185,7 +182,7 @@ impl Shared {
             // On a thread of its own, which also computes the signature.
             let send = move || {
                 let sent = runtime::wait(shared.sender.send(index, part.clone()));
-                let mut state = shared.lock();
+                let mut state = shared.state.lock();
                 state.sending -= 1;
                 state.filling.give_back(part);
                 let failure = match sent {
@@ -205,7 +202,7 @@ impl Shared {
             match runtime::handle() {
                 Ok(handle) => drop(handle.spawn_blocking(send)),
                 Err(error) => {
-                    self.lock().sending -= 1;
+                    self.state.lock().sending -= 1;
                     self.fail((libc::EAGAIN, error.to_string()));
                 }
             }
@@ -241,7 +238,7 @@ impl Storage for Upload {
     }
 
     fn submit(&self, op: StorageOp, done: Completer) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         let refusal = match &state.failure {
             Some((errno, _)) => Some(Err(*errno)),
             None if state.is_closed => Some(Err(libc::EIO)),

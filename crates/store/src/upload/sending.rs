@@ -13,11 +13,12 @@ use object_store::multipart::PartId;
 use object_store::{Error, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::OnceCell;
 use zebu_remote::RemoteError;
 use zebu_remote::http::{HttpClient, HttpOptions};
+use zebu_storage::sync::{Mutex, MutexGuard};
 
 /// How often a request is tried, beside the tries that `object_store` makes of each.
 const MOST_TRIES: u32 = 8;
@@ -361,5 +362,5 @@ fn etag_in(id: &str) -> &str {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
