@@ -2,10 +2,8 @@
 
 use crate::context::Context;
 use crate::file_driver::FileDriver;
-use crate::http_opts::HttpOpts;
-use crate::nbd_opts::NbdOpts;
 use crate::program::Program;
-use crate::rbd_opts::RbdOpts;
+use crate::remote_opts::RemoteOpts;
 use crate::words::format_argument;
 use std::path::PathBuf;
 use zebu::{Format, OpenOptions};
@@ -24,9 +22,7 @@ pub(crate) struct BackingOpts {
 struct Step {
     format: Option<Format>,
     file: Option<PathBuf>,
-    nbd: NbdOpts,
-    rbd: RbdOpts,
-    http: HttpOpts,
+    remote: RemoteOpts,
     /// The driver is named: the file's name is a path, whatever it looks like.
     is_plain: bool,
     /// The disk is shown as if the image above named no backing file.
@@ -55,9 +51,7 @@ impl BackingOpts {
         match own {
             _ if is_end => step.is_none = true,
             "driver" => step.format = Some(format_argument(dialect, value)?),
-            "file.driver" if value == "nbd" => step.nbd.name(),
-            "file.driver" if value == "rbd" => step.rbd.name(),
-            "file.driver" if HttpOpts::is_driver(value) => step.http.name(value),
+            "file.driver" if step.remote.name(value) => {}
             "file.driver" => step.is_plain = FileDriver::of_option(key, value).map(|_| true)?,
             "filename" | "file.filename" => {
                 if step.file.is_some() {
@@ -67,9 +61,7 @@ impl BackingOpts {
             }
             _ => {
                 let Some(of_file) = own.strip_prefix("file.") else { return Ok(false) };
-                return Ok(step.nbd.take(dialect, of_file, value)?
-                    || step.rbd.take(dialect, of_file, value)?
-                    || step.http.take(of_file, value)?);
+                return step.remote.take(dialect, of_file, value);
             }
         }
         Ok(true)
@@ -79,11 +71,7 @@ impl BackingOpts {
     pub(crate) fn finish(&mut self, context: &Context) -> Result<(), String> {
         for (depth, step) in self.steps.iter_mut().enumerate() {
             let above = "backing.".repeat(depth + 1);
-            let (nbd, http) = (std::mem::take(&mut step.nbd), std::mem::take(&mut step.http));
-            let rbd = std::mem::take(&mut step.rbd);
-            for name in
-                [nbd.finish(context)?, rbd.finish()?, http.finish(&context.disks)?].into_iter().flatten()
-            {
+            for name in std::mem::take(&mut step.remote).finish(context)? {
                 if step.file.is_some() {
                     return Err(format!("Parameter '{above}file.filename' is given twice"));
                 }

@@ -6,14 +6,12 @@ use crate::backing_opts::BackingOpts;
 use crate::context::Context;
 use crate::file_driver::{FileDriver, FileKind};
 use crate::graph::{Description, Filter, Node, plan};
-use crate::http_opts::HttpOpts;
 use crate::image_spec::ImageSpec;
 use crate::json_name::{TypedValues, parse_json_name};
 use crate::key_opts::KeyOpts;
 use crate::keyval::{parse_keyval, parse_size_value, parse_switch};
-use crate::nbd_opts::NbdOpts;
 use crate::program::Program;
-use crate::rbd_opts::RbdOpts;
+use crate::remote_opts::RemoteOpts;
 use crate::words::{
     Aio, Discard, aio_argument, discard_argument, format_argument, slice_size_argument, zero_policy_argument,
 };
@@ -39,9 +37,7 @@ pub struct ImageOpts {
     discard: Option<Discard>,
     data_file: Option<PathBuf>,
     backing: BackingOpts,
-    nbd: NbdOpts,
-    rbd: RbdOpts,
-    http: HttpOpts,
+    remote: RemoteOpts,
     /// `cache-size`, `l2-cache-size` and `refcount-cache-size`, under QEMU's names.
     cache_sizes: [Option<u64>; 3],
     /// `overlap-check` and `overlap-check.template`, under QEMU's names.
@@ -194,14 +190,12 @@ impl ImageOpts {
     }
 
     fn read(context: &Context, pairs: &[(String, String)]) -> Result<Self, String> {
-        let (disks, mut opts) = (&context.disks, Self::default());
+        let mut opts = Self::default();
         for (key, value) in without_idle_raw(pairs) {
             opts.set(context, &key, &value)?;
         }
-        let (nbd, http) = (std::mem::take(&mut opts.nbd), std::mem::take(&mut opts.http));
-        let rbd = std::mem::take(&mut opts.rbd);
-        for name in [nbd.finish(context)?, rbd.finish()?, http.finish(disks)?].into_iter().flatten() {
-            set_once(&mut opts.filename, "file.filename", disks.names.note_remote(name)?)?;
+        for name in std::mem::take(&mut opts.remote).finish(context)? {
+            set_once(&mut opts.filename, "file.filename", context.disks.names.note_remote(name)?)?;
             opts.plain.push(NamedFile::Image);
         }
         opts.backing.finish(context)?;
@@ -232,19 +226,9 @@ impl ImageOpts {
                     self.format = Some(Format::Raw);
                     self.plain.push(NamedFile::Image);
                 }
-                "nbd" => {
+                _ if self.remote.name(value) => {
                     self.format = Some(Format::Raw);
-                    self.driver = Some(value.to_owned());
-                    self.nbd.name();
-                }
-                "rbd" => {
-                    self.format = Some(Format::Raw);
-                    self.driver = Some(value.to_owned());
-                    self.rbd.name();
-                }
-                _ if HttpOpts::is_driver(value) => {
-                    self.format = Some(Format::Raw);
-                    self.http.name(value);
+                    self.driver = ["nbd", "rbd"].contains(&value).then(|| value.to_owned());
                 }
                 _ => {
                     let format = format_argument(context.dialect, value);
@@ -254,9 +238,7 @@ impl ImageOpts {
                     );
                 }
             },
-            "file.driver" if value == "nbd" => self.nbd.name(),
-            "file.driver" if value == "rbd" => self.rbd.name(),
-            "file.driver" if HttpOpts::is_driver(value) => self.http.name(value),
+            "file.driver" if self.remote.name(value) => {}
             "filename" | "file.filename" => set_once(&mut self.filename, key, PathBuf::from(value))?,
             "file.driver" | "data-file.driver" => {
                 FileDriver::of_option(key, value)?;
@@ -302,7 +284,7 @@ impl ImageOpts {
                 set_once(&mut self.data_file, key, PathBuf::from(value))?;
             }
             _ if self.keys.take(key, value)? || self.backing.take(context.dialect, key, value)? => {}
-            _ if self.takes_remote(context.dialect, key, value)? => {}
+            _ if self.remote.take(context.dialect, key.strip_prefix("file.").unwrap_or(key), value)? => {}
             _ => {
                 return Err(match REFUSED.iter().find(|(name, _)| *name == key) {
                     Some((_, reason)) => format!("Parameter '{key}' is not supported: {reason}"),
@@ -311,14 +293,6 @@ impl ImageOpts {
             }
         }
         Ok(())
-    }
-
-    /// Whether it is a key of a disk over the network, which is noted then.
-    fn takes_remote(&mut self, dialect: Program, key: &str, value: &str) -> Result<bool, String> {
-        let key = key.strip_prefix("file.").unwrap_or(key);
-        Ok(self.nbd.take(dialect, key, value)?
-            || self.rbd.take(dialect, key, value)?
-            || self.http.take(key, value)?)
     }
 
     /// Reads a key that QEMU's programs have and zebu's own names refuse. It is checked as QEMU does; that these have no

@@ -55,6 +55,7 @@ mod reference_defaults;
 mod remote_cache;
 mod remote_disk;
 mod remote_names;
+mod remote_opts;
 mod secrets;
 mod secrets_in_names;
 pub mod size;
