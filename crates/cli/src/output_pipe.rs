@@ -41,9 +41,6 @@ struct Shared {
     len: Option<u64>,
 }
 
-impl Shared {
-}
-
 /// Standard output, as long as a command writes to it.
 pub(crate) struct OutputPipe {
     shared: Arc<Shared>,

@@ -67,9 +67,6 @@ struct Mail {
     waker: Option<Waker>,
 }
 
-impl Mailbox {
-}
-
 /// Sends tasks to the threads of a pool. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct PoolHandle(Arc<[Mailbox]>);

@@ -1,7 +1,7 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
-use zebu_disks::{Context, ImageSpec, Secrets, Sources, allowed_references, backing_argument, opener, printable};
+use zebu_disks::{Context, ImageSpec, Sources, allowed_references, backing_argument, opener, printable};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_failure::backing_key_remedy;

@@ -43,9 +43,6 @@ struct State {
     is_closed: bool,
 }
 
-impl Shared {
-}
-
 /// The range of a read.
 fn range_of(request: &Completer) -> Option<(u64, u64)> {
     match request.op() {

@@ -104,7 +104,6 @@ impl Drop for Over {
 }
 
 impl Shared {
-
     fn line(&self, entrance: &Entrance, over: &Sender<()>) -> io::Result<Line> {
         let (mut kernel, ours) = UnixStream::pair()?;
         let watched = ours.try_clone()?;

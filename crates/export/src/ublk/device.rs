@@ -88,9 +88,6 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Shared {
-}
-
 impl SizeWatcher for Shared {
     fn size_changed(&self) {
         let sectors = sectors(self.export.image());

@@ -143,7 +143,6 @@ impl Drop for VhostUserBlk {
 }
 
 impl Shared {
-
     /// Ends the connection to the front end.
     fn send_away(&self) {
         if let Some(stream) = &*self.stream.lock() {
