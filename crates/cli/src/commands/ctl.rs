@@ -40,7 +40,7 @@ pub(crate) struct CtlArgs {
     command: CtlCommand,
 }
 
-#[derive(Debug, clap::Subcommand)]
+#[derive(Debug, Clone, clap::Subcommand)]
 enum CtlCommand {
     /// Print the versions of the server and of its commands, as JSON
     Version,
@@ -156,7 +156,7 @@ enum CtlCommand {
     },
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct BackupStartArgs {
     /// The export; '' is the first one
     export: String,
@@ -210,7 +210,7 @@ struct BackupStartArgs {
     progress: ProgressArg,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct HydrateArgs {
     /// The export; '' is the first one
     export: String,
@@ -298,82 +298,60 @@ impl Server {
 /// Runs the command.
 pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
     let mut server = Server::connect(args, context)?;
-    match &args.command {
-        CtlCommand::Version => {
-            let versions = server.ask(Command::Version)?;
-            stdout::print(&json::to_text(server.context.dialect, &versions)?)?;
-        }
-        CtlCommand::Stats { export } => {
-            let stats = server.ask(Command::Stats { export: export.clone() })?;
-            stdout::print(&json::to_text(server.context.dialect, &stats)?)?;
-        }
+    let (command, is_told) = match args.command.clone() {
+        CtlCommand::Version => (Command::Version, true),
+        CtlCommand::Stats { export } => (Command::Stats { export }, true),
         CtlCommand::Resize { export, size } => {
-            let export = export.clone();
-            drop(server.ask(match *size {
+            drop(server.ask(match size {
                 Growth::To(size) => Command::Resize { export, size },
                 Growth::By(by) => Command::Grow { export, by },
             })?);
             stdout::print("Image resized.\n")?;
+            return Ok(0);
         }
-        CtlCommand::CacheSize { export, size } => {
-            drop(server.ask(Command::CacheSize { export: export.clone(), size: *size })?);
+        CtlCommand::CacheSize { export, size } => (Command::CacheSize { export, size }, false),
+        CtlCommand::Flush { export } => (Command::Flush { export }, false),
+        CtlCommand::SnapshotCreate { export, to: Some(to), .. } => {
+            return snapshot_to(&mut server, export, &to).map(|()| 0);
         }
-        CtlCommand::Flush { export } => drop(server.ask(Command::Flush { export: export.clone() })?),
-        CtlCommand::SnapshotCreate { export, to: Some(to), .. } => snapshot_to(&mut server, export, to)?,
-        CtlCommand::SnapshotCreate { export, name, to: None } => {
-            let (export, name) = (export.clone(), name.clone());
-            drop(server.ask(Command::SnapshotCreate { export, name, to: None })?);
+        CtlCommand::SnapshotCreate { export, name, to } => {
+            (Command::SnapshotCreate { export, name, to }, false)
         }
         CtlCommand::SnapshotList { export, output } => {
-            let list = server.ask(Command::SnapshotList { export: export.clone() })?;
+            let list = server.ask(Command::SnapshotList { export })?;
             stdout::print(&match output {
                 OutputFormat::Json => json::to_text(server.context.dialect, &list["snapshots"])?,
                 OutputFormat::Human => snapshot_lines(&list["snapshots"]),
             })?;
+            return Ok(0);
         }
-        CtlCommand::SnapshotDelete { export, name } => {
-            drop(server.ask(Command::SnapshotDelete { export: export.clone(), name: name.clone() })?);
-        }
-        CtlCommand::BackupStart(start) => return backup(&mut server, start),
-        CtlCommand::BackupQuery { export } => {
-            let state = server.ask(Command::BackupQuery { export: export.clone(), backup: None })?;
-            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
-        }
-        CtlCommand::BackupCancel { export } => {
-            drop(server.ask(Command::BackupCancel { export: export.clone(), backup: None })?);
-        }
-        CtlCommand::Hydrate(start) => return hydrate(&mut server, start),
-        CtlCommand::HydrateQuery { export } => {
-            let state = server.ask(Command::HydrateQuery { export: export.clone() })?;
-            stdout::print(&json::to_text(server.context.dialect, &state)?)?;
-        }
-        CtlCommand::HydrateCancel { export } => {
-            drop(server.ask(Command::HydrateCancel { export: export.clone() })?);
-        }
-        CtlCommand::Bitmaps { export } => {
-            let bitmaps = server.ask(Command::Bitmaps { export: export.clone() })?;
-            stdout::print(&json::to_text(server.context.dialect, &bitmaps)?)?;
-        }
+        CtlCommand::SnapshotDelete { export, name } => (Command::SnapshotDelete { export, name }, false),
+        CtlCommand::BackupStart(start) => return backup(&mut server, &start),
+        CtlCommand::BackupQuery { export } => (Command::BackupQuery { export, backup: None }, true),
+        CtlCommand::BackupCancel { export } => (Command::BackupCancel { export, backup: None }, false),
+        CtlCommand::Hydrate(start) => return hydrate(&mut server, &start),
+        CtlCommand::HydrateQuery { export } => (Command::HydrateQuery { export }, true),
+        CtlCommand::HydrateCancel { export } => (Command::HydrateCancel { export }, false),
+        CtlCommand::Bitmaps { export } => (Command::Bitmaps { export }, true),
         CtlCommand::BitmapAdd { export, name, granularity } => {
-            let (export, name, granularity) = (export.clone(), name.clone(), *granularity);
-            drop(server.ask(Command::BitmapAdd { export, name, granularity })?);
+            (Command::BitmapAdd { export, name, granularity }, false)
         }
-        CtlCommand::BitmapRemove { export, name } => {
-            drop(server.ask(Command::BitmapRemove { export: export.clone(), name: name.clone() })?);
-        }
-        CtlCommand::BitmapClear { export, name } => {
-            drop(server.ask(Command::BitmapClear { export: export.clone(), name: name.clone() })?);
-        }
+        CtlCommand::BitmapRemove { export, name } => (Command::BitmapRemove { export, name }, false),
+        CtlCommand::BitmapClear { export, name } => (Command::BitmapClear { export, name }, false),
+    };
+    let answer = server.ask(command)?;
+    if is_told {
+        stdout::print(&json::to_text(server.context.dialect, &answer)?)?;
     }
     Ok(0)
 }
 
 /// Takes a snapshot into a file that is made here, and that gets its name when it is complete and durable.
-fn snapshot_to(server: &mut Server, export: &str, to: &Path) -> Result<(), Failure> {
+fn snapshot_to(server: &mut Server, export: String, to: &Path) -> Result<(), Failure> {
     let fail = |error: zebu::Error| Failure::new(error.to_string());
     let (new, file) = NewFile::reserve(to).map_err(fail)?;
     let path = std::path::absolute(to).unwrap_or_else(|_| to.to_owned());
-    let command = Command::SnapshotCreate { export: export.to_owned(), name: None, to: Some(path) };
+    let command = Command::SnapshotCreate { export, name: None, to: Some(path) };
     server.ask_with(command, Some(file.as_fd()))?;
     drop(file);
     new.publish().map_err(fail)
@@ -391,25 +369,41 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
     if !args.wait {
         return Ok(0);
     }
+    let query = || Command::HydrateQuery { export: export() };
+    let cancel = || Command::HydrateCancel { export: export() };
+    follow(server, &mut watch, query, cancel, &format!("the hydration of '{}'", args.export))?
+}
+
+/// Waits until work of the server is over. The outer error: it could not be asked.
+fn follow(
+    server: &mut Server,
+    watch: &mut Watch,
+    query: impl Fn() -> Command,
+    cancel: impl Fn() -> Command,
+    what: &str,
+) -> Result<Result<u8, Failure>, Failure> {
     loop {
         if watch.cancel().is_cancelled() {
-            drop(server.ask(Command::HydrateCancel { export: export() })?);
+            drop(server.ask(cancel())?);
         }
-        let state = server.ask(Command::HydrateQuery { export: export() })?;
+        let state = server.ask(query())?;
         let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
         watch.note("copying", bytes("done"), bytes("total"));
-        match state["status"].as_str() {
-            Some("running") => std::thread::sleep(POLL),
+        return Ok(match state["status"].as_str() {
+            Some("running") => {
+                std::thread::sleep(POLL);
+                continue;
+            }
             Some("completed") => {
                 watch.finish();
-                return Ok(0);
+                Ok(0)
             }
-            Some("cancelled") => return Err(Failure::interrupted()),
+            Some("cancelled") => Err(Failure::interrupted()),
             _ => {
                 let reason = state["error"].as_str().unwrap_or("for an unknown reason");
-                return Err(Failure::new(format!("the hydration of '{}' failed: {reason}", args.export)));
+                Err(Failure::new(format!("{what} failed: {reason}")))
             }
-        }
+        });
     }
 }
 
@@ -497,24 +491,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     // Others may begin backups of the same disk once this one is over.
     let number = begun["backup"].as_u64();
     let export = || args.export.clone();
-    loop {
-        if watch.cancel().is_cancelled() {
-            drop(server.ask(Command::BackupCancel { export: export(), backup: number })?);
-        }
-        let state = server.ask(Command::BackupQuery { export: export(), backup: number })?;
-        let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
-        watch.note("copying", bytes("done"), bytes("total"));
-        match state["status"].as_str() {
-            Some("running") => std::thread::sleep(POLL),
-            Some("completed") => {
-                watch.finish();
-                return Ok(0);
-            }
-            Some("cancelled") => return Err(remove(Failure::interrupted())),
-            _ => {
-                let reason = state["error"].as_str().unwrap_or("for an unknown reason");
-                return Err(remove(Failure::new(format!("the backup to '{target}' failed: {reason}"))));
-            }
-        }
-    }
+    let query = || Command::BackupQuery { export: export(), backup: number };
+    let cancel = || Command::BackupCancel { export: export(), backup: number };
+    follow(server, &mut watch, query, cancel, &format!("the backup to '{target}'"))?.map_err(remove)
 }
