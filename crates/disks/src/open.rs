@@ -62,14 +62,10 @@ impl Context {
     /// # Errors
     /// The name can't be read.
     pub fn describe_in(&self, spec: &mut ImageSpec, name: &OsStr) -> Result<(), String> {
-        let format = spec.options.format;
-        match name.to_str().and_then(|name| ImageOpts::of_json_name(self, name)) {
-            Some(opts) => {
-                opts?.apply(self, spec)?;
-                spec.options.format = spec.options.format.or(format);
-            }
-            None => spec.path = self.image_path(name)?,
+        if let Some(opts) = name.to_str().and_then(|name| ImageOpts::of_json_name(self, name)) {
+            return opts?.apply(self, spec);
         }
+        spec.path = self.image_path(name)?;
         Ok(())
     }
 }
