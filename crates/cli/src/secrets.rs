@@ -12,7 +12,7 @@ pub(crate) const ENCRYPTION: &str = "Encrypted images";
 
 /// `--object`.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub struct SecretArgs {
+pub(crate) struct SecretArgs {
     /// Passphrase of an encrypted image, which options name by its ID; may be given more than once.
     ///
     /// `secret,id=ID,file=PATH` reads it from a file or a descriptor (`/dev/fd/N`). `secret,id=ID,data=TEXT` has it in the
@@ -21,7 +21,7 @@ pub struct SecretArgs {
     /// `tls-creds-x509,id=ID,dir=DIR` and `tls-creds-psk,id=ID,dir=DIR,username=NAME` are certificates and keys for
     /// `tls-creds=ID` of disks on NBD servers. An object may be JSON as well: `{"qom-type": "secret", "id": "ID", ...}`.
     #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
-    pub object: Vec<String>,
+    pub(crate) object: Vec<String>,
 }
 
 impl SecretArgs {

@@ -227,7 +227,7 @@ mod tests {
         let stream = Stream::without_handshake(client).unwrap();
         let looks = Looks { queue: &queue, was_empty: Mutex::default() };
         Connection::new(0, stream, terms, &queue, &looks, &stats).run();
-        assert_eq!(looks.was_empty.into_inner().unwrap(), Some(true));
+        assert_eq!(*looks.was_empty.lock(), Some(true));
         assert!(queue.take(0).is_some(), "the write waits again");
         queue.close();
     }
