@@ -1,14 +1,9 @@
 //! The options that several commands share, and the words that their values are.
 
-use zebu_disks::{
-    CacheChoice, Context, Disks, ForceShare, ImageOpts, ImageSpec, NetworkOptions, Program, Secrets, Sources,
-    with_backing_keys, with_names,
-};
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
 use crate::secrets::{ENCRYPTION, SecretArgs};
-use zebu_disks::size::size_argument;
 use crate::values::{
     Aio, NamedFormat, OutputFormat, ReferenceRule, aio_argument, reference_argument, slice_size_argument,
     zero_policy_argument,
@@ -17,6 +12,11 @@ use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use zebu::{Access, CacheMode, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
+use zebu_disks::size::size_argument;
+use zebu_disks::{
+    CacheChoice, Context, Disks, ForceShare, ImageOpts, ImageSpec, NetworkOptions, Program, Secrets, Sources,
+    with_backing_keys, with_names,
+};
 use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.

@@ -1,10 +1,10 @@
 //! `--object authz-simple,...` and `authz-list,...`: rules on the clients of `qemu-nbd --tls-authz`.
 
-use zebu_disks::errno_text;
-use zebu_disks::objects::Object;
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{self, Read};
+use zebu_disks::errno_text;
+use zebu_disks::objects::Object;
 use zebu_export::nbd::{Authorization, Permission, Rule};
 
 /// Rules of one object at most.

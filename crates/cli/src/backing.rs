@@ -1,14 +1,14 @@
 //! The backing file that the user gives to a new image.
 
-use zebu_disks::{Context, allowed_references, given_only, is_server_name, local_name, opener};
 use crate::failure::Failure;
-use zebu_disks::graph::{is_graph_name, reference_node};
 use crate::lock_patience::lock_wait;
 use crate::session::Session;
 use crate::values::{NamedFormat, ReferenceRule, format_argument};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
+use zebu_disks::graph::{is_graph_name, reference_node};
+use zebu_disks::{Context, allowed_references, given_only, is_server_name, local_name, opener};
 use zebu_remote::http::HttpUrl;
 
 /// A backing file as given by the user.

@@ -4,7 +4,6 @@ use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
     info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
 };
-use zebu_disks::{Context, Program, without_secrets};
 use crate::deferred::Deferred;
 use crate::examples;
 use crate::failure::Failure;
@@ -19,6 +18,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use zebu_disks::{Context, Program, without_secrets};
 
 /// Create, convert, check and use disk images in the formats qcow2 and raw.
 ///

@@ -2,13 +2,13 @@
 
 use crate::encrypt_opts::{self, EncryptOpts};
 use crate::foreign_opts::{self, ForeignOpts};
-use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
-use zebu_disks::{Program, Secrets, local_name};
 use crate::lock_patience::lock_wait;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};
+use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
+use zebu_disks::{Program, Secrets, local_name};
 
 /// One option of `-o`: its name, the kind of its value, its description, and which formats have it.
 struct Described {

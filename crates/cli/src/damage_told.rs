@@ -1,10 +1,10 @@
 //! Messages, under QEMU's name, of an image that was marked as corrupt: the results of requests have no words for it.
 
 use crate::output::stderr;
-use zebu_disks::Program;
 use std::cell::Cell;
 use std::rc::Rc;
 use zebu::{Error, ErrorKind};
+use zebu_disks::Program;
 
 /// The message, which is told once; clones are the same one.
 #[derive(Clone)]

@@ -1,13 +1,13 @@
 //! The page cache where no cache mode is given: commands that change an image go past it, and so do those that read one
 //! once, if little of it is there.
 
-use zebu_disks::{ImageSpec, Program};
 use crate::output::stderr;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{drop_pages, reads_best_direct};
 use zebu::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
+use zebu_disks::{ImageSpec, Program};
 
 /// Clusters of less than a block of most file systems are better written together, by the page cache.
 const LEAST_CLUSTER: u64 = 4096;

@@ -3,11 +3,11 @@
 use crate::failure::Failure;
 use crate::output::json;
 use crate::output::stdout;
-use zebu_disks::RemoteTransfers;
 use crate::session::Session;
 use crate::values::OutputFormat;
 use serde::Serialize;
 use zebu::{ExtentKind, Image};
+use zebu_disks::RemoteTransfers;
 
 /// Figures are bytes of the virtual disks.
 #[derive(Debug, Default, Serialize)]

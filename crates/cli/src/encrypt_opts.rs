@@ -1,11 +1,11 @@
 //! Options of `-o` about how a new image is encrypted, with QEMU's names.
 
 use crate::output::stderr;
-use zebu_disks::{Program, Secrets};
 use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
 use zebu::{Format, NewEncryption, NewMethod};
+use zebu_disks::{Program, Secrets};
 
 /// Milliseconds that it may take to try a passphrase.
 pub(crate) const LONGEST_ITERATION: u64 = 3_600_000;

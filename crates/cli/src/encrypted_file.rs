@@ -2,11 +2,11 @@
 
 use crate::failure::Failure;
 use crate::output::stderr;
-use zebu_disks::Program;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use zebu_disks::Program;
 
 /// Bytes of a qcow2 header up to the end of `crypt_method`.
 const HEADER: usize = 36;

@@ -1,6 +1,5 @@
 //! Why a command failed: what is printed, and the exit code.
 
-use zebu_disks::{Context, DiskError, Program, Reference, errno_text, printable, without_secrets};
 use rustix::io::Errno;
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -8,6 +7,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use zebu::storage::{IoError, IoErrorKind, Op};
 use zebu::{ErrorKind, Remedy};
+use zebu_disks::{Context, DiskError, Program, Reference, errno_text, printable, without_secrets};
 
 /// The exit code of everything that fails, usage errors included, as in qemu-img.
 pub(crate) const EXIT_FAILURE: u8 = 1;

@@ -1,10 +1,10 @@
 //! The parsers of the command, as the project's fuzz targets call them.
 
-use zebu_disks::{Context, ImageOpts, ImageSpec};
 use crate::io::words;
 use crate::serve::control_request::Request;
 use std::path::Path;
 use zebu::OpenOptions;
+use zebu_disks::{Context, ImageOpts, ImageSpec};
 
 pub use crate::io::numbers::{MAX_REQUEST, lengths, offset, pattern};
 pub use crate::io::words::split_words;

@@ -1,9 +1,9 @@
 //! Options of `amend` about the key slots of an encrypted image, with QEMU's names.
 
 use crate::encrypt_opts::LONGEST_ITERATION;
-use zebu_disks::Secrets;
 use std::time::Duration;
 use zebu::{KeySlotChange, NewKey, SlotChoice};
+use zebu_disks::Secrets;
 
 /// Names, without the prefix that qcow2 has.
 pub(crate) const NAMES: [&str; 5] = ["state", "new-secret", "old-secret", "keyslot", "iter-time"];

@@ -1,7 +1,6 @@
 //! Waiting for the writes of a program that is gone: until they have landed, or a signal comes. It says what it waits for.
 
 use crate::output::stderr;
-use zebu_disks::Program;
 use crate::stop_signals::DuringQuestion;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zebu::storage::{LockWait, Patience};
+use zebu_disks::Program;
 
 /// A disk that works needs less; who waits longer is told.
 const SILENT: Duration = Duration::from_secs(1);

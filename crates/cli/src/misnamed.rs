@@ -1,8 +1,8 @@
 //! Raw images by the name of another format, which nobody asked for.
 
-use zebu_disks::{Program, printable};
 use crate::output::stderr;
 use std::path::Path;
+use zebu_disks::{Program, printable};
 
 /// Ends of names, and the formats that they stand for.
 const SUFFIXES: [(&str, &str); 6] =

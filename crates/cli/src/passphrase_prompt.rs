@@ -1,6 +1,5 @@
 //! A passphrase typed at a terminal, without echo.
 
-use zebu_disks::{Program, printable};
 use crate::stop_signals::DuringQuestion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -10,6 +9,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
 use zebu::{Error, ErrorKind, Keys, Passphrase, Result};
+use zebu_disks::{Program, printable};
 use zeroize::Zeroizing;
 
 /// The keys, and a question at the terminal for those that are missing, if somebody sits there. QEMU's programs ask nothing.

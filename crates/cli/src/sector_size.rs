@@ -1,8 +1,8 @@
 //! Logical sectors larger than 512 bytes, of which a target does not tell.
 
-use zebu_disks::printable;
 use crate::output::stderr;
 use std::ffi::OsStr;
+use zebu_disks::printable;
 
 /// Bytes of a logical sector of almost every disk.
 const USUAL: u32 = 512;

@@ -1,11 +1,9 @@
 //! The worker of a command, and its images.
 
 use crate::arguments::EngineArgs;
-use zebu_disks::{Context, ImageSpec, Program, printable};
 use crate::damage_told::DamageNotice;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
-use zebu_disks::graph::{Filtered, filtered};
 use crate::output::stderr;
 use crate::serve::log_lines;
 use crate::values::Aio;
@@ -17,6 +15,8 @@ use std::time::Duration;
 use zebu::jobs::Cancel;
 use zebu::storage::{Worker, WorkerConfig, WorkerKind};
 use zebu::{Access, Chain, DamageMark, ErrorKind, Format, Image, OpenOptions, Purpose, Sharing};
+use zebu_disks::graph::{Filtered, filtered};
+use zebu_disks::{Context, ImageSpec, Program, printable};
 
 /// How often work that can't look at a switch itself is asked whether it was cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);

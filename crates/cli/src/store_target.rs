@@ -1,10 +1,10 @@
 //! Objects in stores that a command writes.
 
 use crate::failure::Failure;
-use zebu_disks::Uploads;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use zebu::storage::{Access, File, OpenFlags};
+use zebu_disks::Uploads;
 use zebu_store::{Existing, StoreName, Upload, UploadOptions};
 
 /// The most bytes of a command's buffers that are for reading. The rest is for parts of the object.

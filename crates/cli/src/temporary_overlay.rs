@@ -1,6 +1,5 @@
 //! A temporary image over another one, for programs that may change a disk without keeping the changes (`-s`).
 
-use zebu_disks::{Context, local_path};
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
 use crate::temporary_directory::TemporaryDirectory;
@@ -10,6 +9,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use zebu::storage::{Worker, WorkerConfig};
 use zebu::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
+use zebu_disks::{Context, local_path};
 
 /// An overlay without a name: its space is given back when nobody has it open any more, however the program ends.
 pub(crate) struct TemporaryOverlay {

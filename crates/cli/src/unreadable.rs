@@ -1,9 +1,9 @@
 //! Ranges of a source that could not be read, as reports tell them.
 
 use crate::output::stderr;
-use zebu_disks::Program;
 use serde::Serialize;
 use zebu::jobs::SkippedRange;
+use zebu_disks::Program;
 
 /// A range in a JSON report, in bytes of the virtual disk.
 #[derive(Serialize)]

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use zebu_storage::{Completer, IoBufs, Storage, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Completer, IoBufs, Storage, StorageDone, StorageOp};
 
 type Answer = (IoBufs, Result<StorageDone, i32>);
 

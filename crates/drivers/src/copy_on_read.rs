@@ -3,11 +3,11 @@
 use crate::call::{answer, call, take_bufs};
 use std::sync::Arc;
 use zebu::{ExtentKind, Image};
+use zebu_storage::sync::Mutex;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
     StorageOp, Worker,
 };
-use zebu_storage::sync::Mutex;
 
 /// Bytes that are copied at once.
 const STEP: u64 = 1 << 20;

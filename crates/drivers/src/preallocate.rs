@@ -1,12 +1,12 @@
 //! Space ahead of what is written.
 
 use crate::call::{answer, call, take_bufs};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use zebu_storage::sync::Mutex;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBufs, IoError, Storage, StorageAbilities, StorageOp,
 };
-use zebu_storage::sync::Mutex;
 
 /// How much is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

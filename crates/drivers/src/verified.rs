@@ -6,11 +6,11 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use zebu::jobs::ManifestIndex;
-use zebu_storage::{Completer, FileId, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Completer, FileId, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
 
 /// Bytes of clusters that were compared and are kept, so that small reads of one cluster compare it once.
 const KEPT: usize = 4 << 20;

@@ -10,8 +10,8 @@ use crate::pending::Kind;
 use crate::shared::{RbdStats, Shared};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Access, Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Most steps of closing an image that wait for an answer of the cluster.
 const STEPS_OF_CLOSING: u32 = 4;

@@ -6,11 +6,11 @@ use crate::name::RbdName;
 use crate::open::{self, Opened};
 use crate::pending::{Kind, Pending, Ticket};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use zebu_storage::{Access, Completer, StorageDone};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Access, Completer, StorageDone};
 
 /// librbd may wait for so many answers before it gives its own.
 const STEPS_OF_REQUEST: u32 = 2;

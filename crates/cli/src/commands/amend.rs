@@ -1,11 +1,9 @@
 //! `zebu amend`: changes properties of an image in place.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use zebu_disks::{Context, ImageSpec};
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::key_slot_opts::{KeySlotOpts, NAMES as KEY_SLOTS};
-use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use crate::output::stdout;
 use crate::qemu_names::option_lists;
 use crate::session::Session;
@@ -15,6 +13,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{AmendOptions, amend, change_key_slots};
 use zebu::{Access, CacheMode, Chain, ErrorKind, Format, KeySlotGuard, OpenOptions, Purpose};
+use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
+use zebu_disks::{Context, ImageSpec};
 
 /// Arguments of `zebu amend`.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,6 @@ mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
-use zebu_disks::{Context, Disks, ImageSpec, RemoteTransfers};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::failure::Failure;
@@ -13,10 +12,8 @@ use crate::local_argument::{path_argument, target_argument};
 use crate::lock_patience::lock_wait;
 use crate::output::{json, stderr, stdout};
 use crate::packed::PackedArgs;
-use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::store_target::store_name;
 use crate::unreadable::{self, UnreadableRange};
@@ -26,10 +23,13 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::jobs::{
-    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
-    backup, drop_pages,
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites, backup,
+    drop_pages,
 };
 use zebu::{Access, CacheMode, Compression};
+use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
+use zebu_disks::size::size_argument;
+use zebu_disks::{Context, Disks, ImageSpec, RemoteTransfers};
 
 /// Arguments of `zebu backup`.
 #[derive(Debug, clap::Args)]

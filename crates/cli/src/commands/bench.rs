@@ -3,12 +3,10 @@
 use crate::arguments::InspectArgs;
 use crate::bench::load::{Measured, run as run_load};
 use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
-use zebu_disks::Context;
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
@@ -16,6 +14,8 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, ImageStats};
+use zebu_disks::Context;
+use zebu_disks::size::size_argument;
 
 /// Requests that are sent if neither a number nor a time is given.
 const DEFAULT_COUNT: u64 = 75_000;

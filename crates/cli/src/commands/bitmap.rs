@@ -1,15 +1,15 @@
 //! `zebu bitmap`: changes the persistent dirty bitmaps of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use zebu_disks::{Context, ImageSpec};
 use crate::failure::Failure;
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
 use zebu::{Access, BitmapRecording, CacheMode, Chain, Image, NewBitmap};
+use zebu_disks::size::size_argument;
+use zebu_disks::{Context, ImageSpec};
 
 /// Arguments of `zebu bitmap`.
 #[derive(Debug, clap::Args)]

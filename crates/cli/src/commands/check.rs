@@ -1,7 +1,6 @@
 //! `zebu check`: whether an image's metadata is consistent, and repairs.
 
 use crate::arguments::InspectArgs;
-use zebu_disks::{Context, ImageSpec, Program, describes_backing};
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::output::{check as report_text, stdout};
@@ -14,6 +13,7 @@ use std::io::Write;
 use zebu::check::{CheckOptions, Repair, check};
 use zebu::storage::{LockMode, OpenFlags};
 use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe_by};
+use zebu_disks::{Context, ImageSpec, Program, describes_backing};
 
 /// The format has nothing to check.
 const EXIT_NOT_SUPPORTED: u8 = 63;

@@ -1,7 +1,6 @@
 //! `zebu clone`: a writable copy of an image, at once.
 
 use crate::arguments::{BackingKeyArgs, CostsArgs, EngineArgs, NetworkArgs};
-use zebu_disks::{Context, ImageSpec, Sources, allowed_references, backing_argument, opener, printable};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_failure::backing_key_remedy;
@@ -16,6 +15,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
 use zebu::{CacheMode, ErrorKind, Keys, OpenOptions};
+use zebu_disks::{Context, ImageSpec, Sources, allowed_references, backing_argument, opener, printable};
 
 /// Bytes of a cluster that direct writes suit.
 const DEFAULT_CLUSTER: u64 = 64 << 10;

@@ -1,7 +1,6 @@
 //! `zebu commit`: writes what an image holds into its backing file.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use zebu_disks::{Context, errno_text};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::output::stdout;
@@ -12,6 +11,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{AfterCommit, CommitOptions, commit};
 use zebu::{Access, BaseName, CacheMode, ErrorKind};
+use zebu_disks::{Context, errno_text};
 
 /// Arguments of `zebu commit`.
 #[derive(Debug, clap::Args)]

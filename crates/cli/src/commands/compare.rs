@@ -1,7 +1,6 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::InspectArgs;
-use zebu_disks::{Context, ImageSpec, Program, errno_text};
 use crate::failure::{Failure, FailureKind};
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
@@ -9,10 +8,9 @@ use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
-use zebu::jobs::{
-    CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
-};
+use zebu::jobs::{CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare};
 use zebu::{Access, CacheMode, ErrorKind};
+use zebu_disks::{Context, ImageSpec, Program, errno_text};
 
 /// The images differ.
 const EXIT_DIFFERENT: u8 = 1;

@@ -10,7 +10,6 @@ mod written_once;
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::backing::{self, CheckName};
 use crate::compression::CompressionArgs;
-use zebu_disks::{Context, ImageSpec, Program, Sources, errno_text, given_only, local_path};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
@@ -19,11 +18,9 @@ use crate::failure::Failure;
 use crate::misnamed::warn_of_raw;
 use crate::output::{json, stderr, stdout};
 use crate::packed::PackedArgs;
-use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::unreadable;
 use crate::values::{
@@ -41,6 +38,9 @@ use zebu::jobs::{
     ReadErrors, TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
+use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
+use zebu_disks::size::size_argument;
+use zebu_disks::{Context, ImageSpec, Program, Sources, errno_text, given_only, local_path};
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
 const SPARSE_SIZE: u64 = 4096;
@@ -525,87 +525,87 @@ fn convert_to(
     options.control.rate_limit = args.rate.and_then(|rate| rate.0);
     let worker = session.worker();
     let result = match destination {
-    Destination::Pipe => {
-        let way = pipe::way(dialect, args, opts)?;
-        if way != pipe::Way::Spooled {
-            let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
+        Destination::Pipe => {
+            let way = pipe::way(dialect, args, opts)?;
+            if way != pipe::Way::Spooled {
+                let report = pipe::convert_to_pipe(args, opts, session, watch, images, options, way);
+                watch.finish();
+                return report;
+            }
+            let spool = pipe::Spool::new()?;
+            let place = Destination::New(spool.target(session.context())?);
+            let report = convert_to(args, opts, session, watch, images, &place, packed)?;
+            return spool.copy_out(session, watch).map(|()| report);
+        }
+        Destination::Object(name) => {
+            let report = store::convert_to_object(args, opts, session, watch, images, name.clone(), options);
             watch.finish();
             return report;
         }
-        let spool = pipe::Spool::new()?;
-        let place = Destination::New(spool.target(session.context())?);
-        let report = convert_to(args, opts, session, watch, images, &place, packed)?;
-        return spool.copy_out(session, watch).map(|()| report);
-    }
-    Destination::Object(name) => {
-        let report = store::convert_to_object(args, opts, session, watch, images, name.clone(), options);
-        watch.finish();
-        return report;
-    }
-    Destination::Existing(name) => {
-        let mut spec = existing_target(args, opts, session.context(), name)?;
-        let unasked =
-            DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
-        if let Some(unasked) = &unasked {
-            if unasked.mode != CacheMode::None && args.parallel.is_none() {
-                options.requests = 1;
+        Destination::Existing(name) => {
+            let mut spec = existing_target(args, opts, session.context(), name)?;
+            let unasked =
+                DefaultCacheMode::unless_asked(args.target_cache, CacheMode::Unsafe, session, &mut spec);
+            if let Some(unasked) = &unasked {
+                if unasked.mode != CacheMode::None && args.parallel.is_none() {
+                    options.requests = 1;
+                }
+                if args.engine.verbose {
+                    unasked.tell(dialect, "the target");
+                }
             }
-            if args.engine.verbose {
-                unasked.tell(dialect, "the target");
+            let content = match packed.pass {
+                Pass::First if args.target_is_zero => TargetContent::Zero,
+                Pass::First if args.backing.is_some() => TargetContent::SharedBacking,
+                Pass::First | Pass::Again => TargetContent::Unknown,
+            };
+            let mut copied = None;
+            let done = session.with_image(&spec, |image| {
+                let target = ConvertTarget::Existing { image: image.clone(), content };
+                copied = Some(worker.block_on(convert(worker, images, target, &options)));
+                Ok(())
+            });
+            if let Some(unasked) = unasked {
+                unasked.clean_up();
             }
-        }
-        let content = match packed.pass {
-            Pass::First if args.target_is_zero => TargetContent::Zero,
-            Pass::First if args.backing.is_some() => TargetContent::SharedBacking,
-            Pass::First | Pass::Again => TargetContent::Unknown,
-        };
-        let mut copied = None;
-        let done = session.with_image(&spec, |image| {
-            let target = ConvertTarget::Existing { image: image.clone(), content };
-            copied = Some(worker.block_on(convert(worker, images, target, &options)));
-            Ok(())
-        });
-        if let Some(unasked) = unasked {
-            unasked.clean_up();
-        }
-        // What the job failed with is told, not that what it left can't be finished either.
-        if !matches!(copied, Some(Err(_))) {
-            done?;
-        }
-        copied.unwrap_or_else(|| Ok(ConvertReport::default()))
-    }
-    Destination::New(path) => {
-        let disks = &session.context().disks;
-        let mut target = new_target(args, opts, session, path)?;
-        let unasked =
-            args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
-                |()| {
-                    UnaskedWrites::of(
-                        &target.path,
-                        opts.create_options(dialect, args.target_format()).cluster_size,
-                    )
-                },
-            );
-        if let Some(unasked) = unasked {
-            unasked.apply(&mut target);
-            // What is packed is written in order whatever the number of requests, which read and pack.
-            let is_stream = args.compress && !args.oob_writes
-                || target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
-            if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() && !is_stream {
-                options.requests = 1;
+            // What the job failed with is told, not that what it left can't be finished either.
+            if !matches!(copied, Some(Err(_))) {
+                done?;
             }
-            if args.engine.verbose {
-                stderr::tell(dialect, &format!("writes to the target: {unasked}"));
+            copied.unwrap_or_else(|| Ok(ConvertReport::default()))
+        }
+        Destination::New(path) => {
+            let disks = &session.context().disks;
+            let mut target = new_target(args, opts, session, path)?;
+            let unasked =
+                args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
+                    |()| {
+                        UnaskedWrites::of(
+                            &target.path,
+                            opts.create_options(dialect, args.target_format()).cluster_size,
+                        )
+                    },
+                );
+            if let Some(unasked) = unasked {
+                unasked.apply(&mut target);
+                // What is packed is written in order whatever the number of requests, which read and pack.
+                let is_stream = args.compress && !args.oob_writes
+                    || target.create.foreign.as_ref().is_some_and(NewForeign::is_stream);
+                if unasked == UnaskedWrites::OneBuffered && args.parallel.is_none() && !is_stream {
+                    options.requests = 1;
+                }
+                if args.engine.verbose {
+                    stderr::tell(dialect, &format!("writes to the target: {unasked}"));
+                }
             }
+            let data_file = target.open.data_file.clone();
+            let converted =
+                worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
+            if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
+                std::iter::once(path).chain(&data_file).for_each(|file| drop_pages(file));
+            }
+            converted
         }
-        let data_file = target.open.data_file.clone();
-        let converted =
-            worker.block_on(convert(worker, images, ConvertTarget::New(Box::new(target)), &options));
-        if converted.is_ok() && unasked == Some(UnaskedWrites::OneBuffered) {
-            std::iter::once(path).chain(&data_file).for_each(|file| drop_pages(file));
-        }
-        converted
-    }
     };
     watch.finish();
     let file = &destination.shown();

@@ -2,7 +2,6 @@
 
 use crate::arguments::{CostsArgs, EngineArgs};
 use crate::backing::{self, CheckName};
-use zebu_disks::{Context, Sources, allowed_references, given_only};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
@@ -11,12 +10,13 @@ use crate::output::stdout;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::SecretArgs;
 use crate::session::Session;
-use zebu_disks::size::parse_size;
 use crate::values::{NamedFormat, ReferenceRule, formats, reference_argument, target_formats};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use zebu::{CreateOptions, ErrorKind, Format, Image};
+use zebu_disks::size::parse_size;
+use zebu_disks::{Context, Sources, allowed_references, given_only};
 
 /// Arguments of `zebu create`.
 #[derive(Debug, clap::Args)]

@@ -2,7 +2,6 @@
 
 use crate::arguments::EngineArgs;
 use crate::backing;
-use zebu_disks::{Context, errno_text, printable};
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
@@ -11,7 +10,6 @@ use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
 };
 use crate::session::Session;
-use zebu_disks::size::{parse_size, size_argument};
 use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -25,6 +23,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zebu::jobs::{NewFile, backing_name};
 use zebu::{BackupId, Format};
+use zebu_disks::size::{parse_size, size_argument};
+use zebu_disks::{Context, errno_text, printable};
 
 /// How often a backup that is waited for is asked about.
 const POLL: Duration = Duration::from_millis(100);

@@ -1,7 +1,6 @@
 //! `zebu dd`: copies a part of a disk into a new image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use zebu_disks::{Context, Program, given_only};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
@@ -9,7 +8,6 @@ use crate::lock_patience::lock_wait;
 use crate::output::stderr;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
-use zebu_disks::size::parse_size;
 use crate::values::{NamedFormat, formats, target_formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
@@ -17,6 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, UnaskedWrites, convert, drop_pages};
 use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
+use zebu_disks::size::parse_size;
+use zebu_disks::{Context, Program, given_only};
 
 /// Arguments of `zebu dd`.
 #[derive(Debug, clap::Args)]

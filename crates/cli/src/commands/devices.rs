@@ -1,13 +1,13 @@
 //! `zebu devices` and `zebu detach`: block devices of this machine that zebu, or another server of ublk, has made.
 
 use crate::attached::Device;
-use zebu_disks::Context;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::values::OutputFormat;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
+use zebu_disks::Context;
 use zebu_export::is_in_use;
 use zebu_export::kernel_nbd::disconnect_device;
 use zebu_export::ublk::{DeviceState, KernelDevice, kernel_devices, remove_device};

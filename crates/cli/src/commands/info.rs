@@ -6,7 +6,6 @@ pub(crate) use nodes::protocol;
 use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::InspectArgs;
-use zebu_disks::{Context, ImageSpec, Program, Sources, describes_backing};
 use crate::failure::Failure;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
@@ -17,6 +16,7 @@ use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
+use zebu_disks::{Context, ImageSpec, Program, Sources, describes_backing};
 
 /// Exit code of a verdict against the image.
 const UNSAFE: u8 = 2;

@@ -1,12 +1,12 @@
 //! `zebu install-names`: links of QEMU's names to this binary.
 
 use crate::failure::Failure;
-use zebu_disks::{Program, printable};
 use crate::output::stdout;
 use std::fmt::Write as _;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use zebu_disks::{Program, printable};
 
 /// Arguments of `zebu install-names`.
 #[derive(Debug, clap::Args)]

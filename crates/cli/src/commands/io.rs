@@ -1,7 +1,6 @@
 //! `zebu io`: qemu-io's commands on an image.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use zebu_disks::Context;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::io::open_commands::add_copy_on_read;
 use crate::io::shell::{run_commands, run_prompt};
@@ -13,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;
 use zebu::{Access, CacheMode};
+use zebu_disks::Context;
 
 /// Bytes past an aligned address at which `--misalign` puts buffers.
 const MISALIGNMENT: usize = 16;

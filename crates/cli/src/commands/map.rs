@@ -1,17 +1,17 @@
 //! `zebu map`: what each range of a disk is made of.
 
 use crate::arguments::InspectArgs;
-use zebu_disks::{Context, printable};
 use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
 use crate::output::stdout;
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{MapEntry, MapOptions, Mapper};
 use zebu::{Access, CacheMode};
+use zebu_disks::size::size_argument;
+use zebu_disks::{Context, printable};
 
 /// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
 const PIECE: usize = 64 << 10;

@@ -1,13 +1,11 @@
 //! `zebu measure`: how large an image file would become.
 
 use crate::arguments::InspectArgs;
-use zebu_disks::Context;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::session::Session;
-use zebu_disks::size::size_argument;
 use crate::snapshot_name::snapshot_name;
 use crate::values::{NamedFormat, OutputFormat, formats, measured_formats};
 use crate::watch::{ProgressMode, Watch};
@@ -16,6 +14,8 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use zebu::jobs::{Measurement, measure_image, measure_size};
 use zebu::{Access, CacheMode, Format};
+use zebu_disks::Context;
+use zebu_disks::size::size_argument;
 
 /// Arguments of `zebu measure`.
 #[derive(Debug, clap::Args)]

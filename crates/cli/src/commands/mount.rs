@@ -5,7 +5,6 @@
 
 use crate::attached::{Attached, Begin, Device};
 use crate::commands::devices::detach_in_the_end;
-use zebu_disks::{Context, Program};
 use crate::failure::Failure;
 use crate::output::stdout;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,6 +14,7 @@ use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use zebu_disks::{Context, Program};
 use zebu_export::kernel_nbd::free_device;
 use zebu_export::ublk::kernel_devices;
 

@@ -3,7 +3,6 @@
 use crate::arguments::{BackingKeyArgs, EngineArgs, ImageArgs};
 use crate::backing::{self, BackingSpec, CheckName};
 use crate::compression::CompressionArgs;
-use zebu_disks::{Context, ImageSpec};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::image_failure::backing_key_remedy;
@@ -16,6 +15,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use zebu::jobs::{RebaseOptions, TargetClusters, rebase};
 use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image};
+use zebu_disks::{Context, ImageSpec};
 
 /// Arguments of `zebu rebase`.
 #[derive(Debug, clap::Args)]

@@ -1,15 +1,15 @@
 //! `zebu resize`: changes the size of a virtual disk.
 
 use crate::arguments::{EngineArgs, ImageArgs};
-use zebu_disks::{Context, Program};
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::session::Session;
-use zebu_disks::size::{SizeError, parse_size};
 use crate::values::{NamedFormat, formats, preallocation_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Preallocation, Shrink};
+use zebu_disks::size::{SizeError, parse_size};
+use zebu_disks::{Context, Program};
 
 /// Arguments of `zebu resize`.
 #[derive(Debug, clap::Args)]

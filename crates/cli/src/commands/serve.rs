@@ -1,6 +1,5 @@
 //! `zebu serve`: images as block devices for others.
 
-use zebu_disks::{Context, ImageSpec, Program, Sources};
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
@@ -26,6 +25,7 @@ use std::sync::Arc;
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Commands, WorkerKind};
 use zebu::{Access, ZeroMode};
+use zebu_disks::{Context, ImageSpec, Program, Sources};
 use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{

@@ -1,13 +1,13 @@
 //! `zebu snapshot`: internal snapshots of an image that no other program uses.
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
-use zebu_disks::{Context, Program, errno_text};
 use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stderr, stdout};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, ErrorKind, NewSnapshot, Purpose, Remedy, SnapshotRef};
+use zebu_disks::{Context, Program, errno_text};
 
 /// Arguments of `zebu snapshot`.
 #[derive(Debug, clap::Args)]

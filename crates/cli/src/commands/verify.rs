@@ -1,7 +1,6 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
 use crate::arguments::InspectArgs;
-use zebu_disks::Context;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
@@ -13,6 +12,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::jobs::{VerifyOptions, VerifyReport, verify};
 use zebu::{Access, CacheMode};
+use zebu_disks::Context;
 
 /// The exit code for an image whose content is damaged, as that of `check`.
 const DAMAGED: u8 = 2;

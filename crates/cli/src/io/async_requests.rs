@@ -6,7 +6,6 @@ use super::report::{ReportStyle, dump_text, request_text};
 use super::requests::{READ_FILL, WRITE_FILL, bytes_of, refuse, style};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::Discard;
@@ -14,6 +13,7 @@ use std::future::Future;
 use std::time::Instant;
 use zebu::storage::IoBufs;
 use zebu::{Durability, ZeroMode};
+use zebu_disks::errno_text;
 
 /// The option with which qemu-io tests its own accounting.
 const INVALID_REQUEST: (char, &str) = ('i', "requests are not accounted");

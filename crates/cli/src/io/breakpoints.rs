@@ -2,10 +2,10 @@
 
 use super::call::{Call, Outcome, fail};
 use super::state::State;
-use zebu_disks::errno_text;
 use crate::failure::Failure;
 use rustix::io::Errno;
 use std::time::Duration;
+use zebu_disks::errno_text;
 use zebu_drivers::event;
 
 /// How often `wait_break` looks.

@@ -3,9 +3,9 @@
 use super::table::CommandInfo;
 use super::words::{OptionError, Parsed, parse_options};
 use crate::failure::Failure;
-use zebu_disks::{Program, printable};
 use crate::output::stdout;
 use std::io::Write;
+use zebu_disks::{Program, printable};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use super::call::{Call, Outcome, fail};
 use super::numbers::offset;
 use super::state::{OpenImage, State};
-use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::info_human::push_qcow2;
 use crate::output::stdout;
 use crate::output::units::size_exact;
 use std::fmt::Write as _;
 use zebu::{Extent, ExtentKind, Qcow2Info};
+use zebu_disks::errno_text;
 
 /// Bytes that `alloc` looks at if not told otherwise.
 const SECTOR: u64 = 512;

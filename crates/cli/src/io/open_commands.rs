@@ -4,14 +4,14 @@ use super::call::{Call, Outcome, tell_error, tell_failure};
 use super::state::{OpenDefaults, OpenImage, State};
 use crate::arguments::ForceShareArg;
 use crate::commands::info;
-use zebu_disks::{Context, ImageOpts, ImageSpec};
 use crate::failure::Failure;
-use zebu_disks::graph::Filter;
-use zebu_disks::keyval::parse_keyval;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
 use zebu::{Access, CacheMode};
+use zebu_disks::graph::Filter;
+use zebu_disks::keyval::parse_keyval;
+use zebu_disks::{Context, ImageOpts, ImageSpec};
 
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };

@@ -5,13 +5,13 @@ use super::numbers::{MAX_REQUEST, lengths, offset, pattern};
 use super::report::{ReportStyle, dump_text, request_text};
 use super::state::{OpenImage, State};
 use super::words::Parsed;
-use zebu_disks::errno_text;
 use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::{Discard, preallocation_argument};
 use std::time::Instant;
 use zebu::storage::IoBufs;
 use zebu::{Durability, Error, Format, Shrink, ZeroMode};
+use zebu_disks::errno_text;
 
 /// The content of buffers before a read.
 pub(crate) const READ_FILL: u8 = 0xab;

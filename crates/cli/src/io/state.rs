@@ -1,9 +1,7 @@
 //! State that commands share: the open image, and how it was opened.
 
 use crate::arguments::{ForceShareArg, ImageArgs};
-use zebu_disks::{Context, ImageSpec, Program};
 use crate::failure::Failure;
-use zebu_disks::graph::Filtered;
 use crate::session::Session;
 use crate::temporary_overlay::TemporaryOverlay;
 use crate::values::{Discard, NamedFormat};
@@ -14,6 +12,8 @@ use std::path::Path;
 use std::rc::Rc;
 use zebu::storage::{IoBuf, JoinHandle};
 use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
+use zebu_disks::graph::Filtered;
+use zebu_disks::{Context, ImageSpec, Program};
 
 /// How images are opened, if a command does not say it otherwise.
 #[derive(Clone)]

@@ -5,7 +5,6 @@ mod options;
 mod reply;
 mod secure;
 
-use zebu_disks::{errno_text, printable};
 use crate::failure::Failure;
 use crate::output::stdout;
 use std::fmt::Write as _;
@@ -14,6 +13,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+use zebu_disks::{errno_text, printable};
 use zebu_remote::nbd::TlsClient;
 
 use error::{ListError, fault};

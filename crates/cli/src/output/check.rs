@@ -1,10 +1,10 @@
 //! The report of `check`, as QEMU words it.
 
-use zebu_disks::{Program, printable};
 use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::check::{CheckCounts, CheckReport};
+use zebu_disks::{Program, printable};
 
 /// The report for people.
 pub(crate) fn human_text(report: &CheckReport) -> String {

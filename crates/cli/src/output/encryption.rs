@@ -1,9 +1,9 @@
 //! How an image is encrypted, in QEMU's words.
 
-use zebu_disks::printable;
 use serde::Serialize;
 use std::fmt::Write as _;
 use zebu::{EncryptionInfo, LuksInfo, LuksSlotInfo};
+use zebu_disks::printable;
 
 /// The object about a LUKS header.
 #[derive(Debug, Serialize)]

@@ -4,8 +4,8 @@ use super::encryption::push_luks;
 use super::info_json::{Fragmentation, bitmap_flags, compat_text, full_backing_name};
 use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
-use zebu_disks::{Program, printable};
 use super::units::size_short;
+use zebu_disks::{Program, printable};
 
 use crate::sector_size::unusual;
 use std::fmt::Write as _;

@@ -5,11 +5,11 @@ use super::info_node::{InfoNode, Kind};
 use super::json::path_text;
 use crate::backing::resolve;
 
-use zebu_disks::Program;
 use crate::sector_size::unusual;
 use serde::Serialize;
 use std::path::Path;
 use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
+use zebu_disks::Program;
 
 /// One image.
 #[derive(Debug, Serialize)]

@@ -1,9 +1,9 @@
 //! JSON as QEMU lays it out: an indent of 4 spaces.
 
-use zebu_disks::{Program, is_control};
-use zebu_disks::qemu_json;
 use crate::failure::Failure;
 use serde::Serialize;
+use zebu_disks::qemu_json;
+use zebu_disks::{Program, is_control};
 
 /// `value` as text, with a line end.
 ///

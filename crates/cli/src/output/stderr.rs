@@ -1,7 +1,7 @@
 //! Standard error, beside the failure that ends a command.
 
-use zebu_disks::{Program, printable};
 use std::io::Write;
+use zebu_disks::{Program, printable};
 
 /// Writes a line for people: what they should know of, though the command goes on.
 pub(crate) fn tell(dialect: Program, message: &str) {

@@ -1,9 +1,9 @@
 //! Output of `info --verdict`.
 
 use super::json::path_text;
-use zebu_disks::printable;
 use serde::Serialize;
 use zebu::verdict::{Concern, ConcernLevel, Verdict};
+use zebu_disks::printable;
 
 /// The verdict in JSON.
 #[derive(Debug, Serialize)]

@@ -2,11 +2,11 @@
 
 use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
-use zebu_disks::Context;
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use zebu_disks::Context;
 
 /// Commands of qemu-img, in the order of its help.
 const COMMANDS: [&str; 16] = [

@@ -3,11 +3,11 @@
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
-use zebu_disks::Context;
 use crate::failure::Failure;
 use clap::{Args, FromArgMatches};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use zebu_disks::Context;
 
 /// Reads the command line as qemu-io does, and runs it.
 pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {

@@ -1,11 +1,11 @@
 //! `--object help` and `--object TYPE,help`, which QEMU's programs answer before anything else.
 
 use crate::cli;
-use zebu_disks::objects::object_help;
 use crate::output::stdout;
-use zebu_disks::Program;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use zebu_disks::Program;
+use zebu_disks::objects::object_help;
 
 /// The option, and how much of it stands for it at least.
 const OPTION: (&str, usize) = ("--object", "--obj".len());

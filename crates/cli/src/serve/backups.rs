@@ -1,7 +1,6 @@
 //! Backups of exports that are served: the disk as it was when the backup began, while clients write.
 
 use super::control_request::{BackupStart, CompressionName, OnError, TargetCache};
-use zebu_disks::errno_text;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -17,6 +16,7 @@ use zebu::jobs::{
 };
 use zebu::storage::{Access, CacheChoice, CacheUse, File, FileKind, LockMode, OpenFlags, Worker};
 use zebu::{BackupId, CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
+use zebu_disks::errno_text;
 use zebu_export::{Export, MemoryBudget, Reserved};
 
 /// How often it is looked whether a cancelled backup has ended.

@@ -2,7 +2,6 @@
 //! program again, outside of the sandbox, and connects only to addresses that were known when it was started. It signs the URLs of objects in stores, too, and reads the
 //! credentials for that.
 
-use zebu_disks::{Context, RemoteDisks};
 use crate::failure::Failure;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -15,6 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use zebu_disks::{Context, RemoteDisks};
 use zebu_remote::{Broker, Peer};
 use zebu_store::sign_for_broker;
 

@@ -7,7 +7,6 @@
 //! them in good order.
 
 use crate::failure::{EXIT_FAILURE, Failure};
-use zebu_disks::printable;
 use crate::output::stdout;
 use crate::stop_signals::signals_of_servers;
 use signal_hook::consts::SIGTERM;
@@ -18,6 +17,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
+use zebu_disks::printable;
 
 /// The option that tells a process which image it serves.
 pub(crate) const ONLY_IMAGE: &str = "only-image";

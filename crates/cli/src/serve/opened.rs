@@ -3,11 +3,11 @@
 use super::overlay::overlay_of;
 use super::verified::{Report, VerifiedBase};
 use crate::failure::Failure;
-use zebu_disks::ImageSpec;
 use crate::session::Session;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::{Access, Format, Image};
+use zebu_disks::ImageSpec;
 
 /// An open image, and how it was opened.
 pub(crate) struct Opened {

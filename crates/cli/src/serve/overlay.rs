@@ -3,12 +3,12 @@
 use super::log_lines;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
-use zebu_disks::{ImageSpec, backing_argument, printable};
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::Path;
 use zebu::jobs::{CloneMode, CloneOptions, backing_name, clone_image};
 use zebu::{Access, Chain, Format, Image, ImageInfo, Purpose};
+use zebu_disks::{ImageSpec, backing_argument, printable};
 
 /// How the overlay at `overlay` of the image `given`, which `base` describes, is opened. It is made if it is not there.
 ///

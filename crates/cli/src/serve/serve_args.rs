@@ -2,16 +2,16 @@
 
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::local_argument::path_argument;
-use zebu_disks::{Program, printable};
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
 use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
 use crate::serve::{isolate, log_lines};
-use zebu_disks::size::size_argument;
 use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::CacheMode;
+use zebu_disks::size::size_argument;
+use zebu_disks::{Program, printable};
 use zebu_export::nbd::Authorization;
 use zebu_export::{Level, Log};
 

@@ -7,7 +7,6 @@
 
 use super::log_lines;
 use crate::failure::Failure;
-use zebu_disks::Program;
 use crate::stop_signals::{Answer, Asked, signals_of_servers, survive_size_limit, take_over_signals};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator;
@@ -17,9 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
+use zebu_disks::Program;
 use zebu_export::Exports;
-use zebu_storage::{Socket, Worker};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Socket, Worker};
 
 /// The exit code of a server that a second signal ended.
 const CUT_SHORT: i32 = 1;

@@ -1,12 +1,12 @@
 //! Images of which only what a manifest says is read (`--verify`).
 
 use crate::failure::Failure;
-use zebu_disks::ImageSpec;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu::jobs::{Cancel, ManifestIndex};
 use zebu::{Access, Format, Image, Keys};
+use zebu_disks::ImageSpec;
 use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
 
 /// Told of what is wrong, by any thread.

@@ -19,5 +19,5 @@ pub use filter::Filter;
 pub use filters::{Filtered, filtered};
 pub use node::Node;
 pub use open::open_node;
-pub(crate) use plan::{name_node, plan};
 pub use plan::{is_graph_name, reference_node};
+pub(crate) use plan::{name_node, plan};

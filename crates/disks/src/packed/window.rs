@@ -3,8 +3,8 @@
 use super::pieces::Pieces;
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_drivers::fresh_identity;
 use zebu_storage::sync::Mutex;

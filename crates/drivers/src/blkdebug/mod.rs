@@ -16,11 +16,11 @@ use rules::Rules;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::ThreadId;
+use zebu_storage::sync::Mutex;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,
     StorageDone, StorageOp,
 };
-use zebu_storage::sync::Mutex;
 
 /// The filter. It stands on the disk below it and changes nothing of its bytes.
 pub struct Blkdebug {

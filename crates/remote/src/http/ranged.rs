@@ -12,11 +12,11 @@ use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use zebu_storage::{Completer, StorageDone, StorageOp};
 use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
+use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// Reads of at least so many bytes go past the cache.
 const DIRECT: u64 = 256 << 10;

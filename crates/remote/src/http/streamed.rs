@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zebu_storage::{Completer, StorageDone, StorageOp};
 use zebu_storage::sync::{Condvar, Mutex};
+use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// Bytes of the beginning that are kept.
 const HEAD: u64 = 1 << 20;

@@ -17,8 +17,8 @@ use crate::tls::Tls;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// The most bytes of a request without data, where lengths have 32 bits: a multiple of every block size.
 const MOST_RANGE: u64 = 1 << 30;

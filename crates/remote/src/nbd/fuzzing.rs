@@ -12,8 +12,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
-use zebu_storage::{Completer, IoBuf, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Completer, IoBuf, StorageOp};
 
 /// Bytes of the read and of the write.
 const LEN: u64 = 4096;

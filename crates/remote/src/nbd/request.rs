@@ -6,8 +6,8 @@ use crate::network::deadline::Allowance;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zebu_storage::{Completer, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A run of one state, as a block status lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use crate::error::RemoteError;
 use crate::streaks::{Found, Streaks};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
-use zebu_storage::{Alignment, Completer, IoBuf, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp};
+use std::sync::atomic::Ordering::Relaxed;
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Alignment, Completer, IoBuf, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// The most blocks of one fetch.
 const RUN: u64 = 16;

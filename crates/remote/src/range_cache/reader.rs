@@ -1,8 +1,8 @@
 //! A read that waits for its blocks.
 
 use super::record::BLOCK;
-use zebu_storage::{Completer, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
+use zebu_storage::{Completer, StorageDone, StorageOp};
 
 /// A read that waits for its blocks, some from the local disk and some from the network.
 pub(super) struct Reader(Mutex<Waiting>);

@@ -21,8 +21,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_remote::RemoteError;
-use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
+use zebu_storage::{Alignment, Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// How long a store may take for each of two steps when an upload is given up: for what is being sent, and for its parts.
 const LONGEST_END: Duration = Duration::from_secs(5);

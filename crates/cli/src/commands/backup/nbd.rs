@@ -1,7 +1,6 @@
 //! `zebu backup` to a disk on an NBD server: written in order, as into an object.
 
 use super::BackupArgs;
-use zebu_disks::{Context, given_only};
 use crate::failure::Failure;
 use crate::session::Session;
 use std::ffi::OsStr;
@@ -9,6 +8,7 @@ use std::path::{Path, PathBuf};
 use zebu::Image;
 use zebu::jobs::{BackupOptions, BackupReport, backup_streamed};
 use zebu::storage::{Access, File, IoBuf, LockMode, OpenFlags};
+use zebu_disks::{Context, given_only};
 
 /// Bytes at the beginning of the disk that must be zero. No image begins so.
 const BEGINNING: usize = 512;

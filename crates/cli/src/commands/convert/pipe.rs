@@ -5,7 +5,6 @@
 
 use super::ConvertArgs;
 use super::written_once::{failed, write_raw};
-use zebu_disks::{Context, Program};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
 use crate::output_pipe::OutputPipe;
@@ -22,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TablePlaces, convert};
 use zebu::{Format, Image, Preallocation};
+use zebu_disks::{Context, Program};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 1 << 20;

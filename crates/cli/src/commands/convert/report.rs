@@ -1,9 +1,9 @@
 //! The reports of `zebu convert`.
 
-use zebu_disks::{Disks, RemoteTransfers};
 use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
 use zebu::jobs::ConvertReport;
+use zebu_disks::{Disks, RemoteTransfers};
 
 /// The JSON report. Figures are bytes of the virtual disk.
 #[derive(Serialize)]

@@ -1,9 +1,7 @@
 //! The nodes that an image consists of, from what was opened and what the command line describes.
 
 use crate::backing::{is_described, resolve};
-use zebu_disks::{Context, Disks, ImageSpec, Reference};
 use crate::failure::Failure;
-use zebu_disks::graph::{Description, Filter, Node, open_node, reference_node};
 use crate::output::info_json::parent_elsewhere;
 use crate::output::info_node::{InfoNode, Kind, whole_sectors};
 use crate::output::json::path_text;
@@ -12,6 +10,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use zebu::storage::{File, LockMode, OpenFlags};
 use zebu::{Access, Chain, Format, Image, ImageInfo, OpenOptions, Purpose};
+use zebu_disks::graph::{Description, Filter, Node, open_node, reference_node};
+use zebu_disks::{Context, Disks, ImageSpec, Reference};
 
 /// Tells of the nodes of one command line.
 pub(super) struct Nodes<'a> {
