@@ -1,4 +1,4 @@
-//! What one command line means by its words, and the disks that it has.
+//! The meaning of one command line's words, and the disks that it has.
 
 use crate::disks::Disks;
 use crate::program::Program;

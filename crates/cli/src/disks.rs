@@ -12,7 +12,7 @@ use crate::uploads::Uploads;
 /// The disks that a command line names and opens.
 #[derive(Default)]
 pub(crate) struct Disks {
-    /// What names lead to that are no local files.
+    /// Disks behind names that are no local files.
     pub(crate) names: NamedDisks,
     /// Disks on servers, and the way there.
     pub(crate) remote: RemoteDisks,

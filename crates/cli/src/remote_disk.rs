@@ -157,7 +157,7 @@ pub(crate) struct RemoteDisks {
     network: Network,
     /// Options of the command line for all names.
     given: Mutex<NetworkOptions>,
-    /// What is kept on this machine.
+    /// The cache on this machine.
     pub(crate) cache: RemoteCache,
 }
 
