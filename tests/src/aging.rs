@@ -292,7 +292,7 @@ fn write_blocks(path: &Path, blocks: &[u32]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a block shows must be what was noted.
+/// Fails unless a block shows what was noted.
 fn check(block: u64, noted: u32, bytes: &[u8]) -> Result<(), String> {
     let is_right = match noted {
         0 => bytes.iter().all(|byte| *byte == 0),

@@ -324,7 +324,7 @@ fn own_usage_message(error: &clap::Error) -> String {
     message
 }
 
-/// What was probably meant by a word that is unknown.
+/// The word that was probably meant by an unknown one.
 fn suggestion(error: &clap::Error) -> Option<&str> {
     let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     kinds.into_iter().filter_map(|kind| error.get(kind)).find_map(|found| match found {

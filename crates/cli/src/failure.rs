@@ -284,7 +284,7 @@ fn remedy(error: &zebu::Error) -> String {
     known.to_owned()
 }
 
-/// What widens the references of all command lines; texts under QEMU's names leave it out.
+/// Words on the variable that widens the references of all command lines; texts under QEMU's names leave it out.
 const DEFAULTS: &str = "; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed";
 
 /// The options that let an image name a file which it may not name.

@@ -64,7 +64,7 @@ fn ignored() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored_of(&status))
 }
 
-/// What a signal that nothing else handles does, after a question has handled it.
+/// The effect of a signal that nothing else handles, after a question has handled it.
 #[derive(Default)]
 struct AfterQuestions {
     /// It ends the process.

@@ -1,4 +1,4 @@
-//! What a user means by words, and the disks that these words name.
+//! The meaning of words of a user, and the disks that they name.
 
 use crate::disks::Disks;
 use crate::program::Program;

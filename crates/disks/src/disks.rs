@@ -16,7 +16,7 @@ use zebu_drivers::{Blkdebug, BlkdebugConfig};
 /// The disks that a program names and opens.
 #[derive(Default)]
 pub struct Disks {
-    /// What names lead to that are no local files.
+    /// Disks behind names that are no local files.
     pub names: NamedDisks,
     /// Disks on servers, and the way there.
     pub remote: RemoteDisks,

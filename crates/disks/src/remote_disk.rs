@@ -178,7 +178,7 @@ pub struct RemoteDisks {
     network: Network,
     /// Options of the command line for all names.
     given: Mutex<NetworkOptions>,
-    /// What is kept on this machine.
+    /// The cache on this machine.
     pub cache: RemoteCache,
     /// Who hears what the disks have to say.
     notices: Notices,
@@ -193,7 +193,7 @@ pub struct NetworkOptions {
     pub memory: Option<u64>,
     /// Redirects that are followed.
     pub redirects: Redirects,
-    /// What is kept on this machine.
+    /// The cache on this machine.
     pub cache: Option<CacheChoice>,
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn new_backup_id() -> Result<BackupId> {
     Ok(BackupId(id))
 }
 
-/// What an image stands on, as far as a backup depends on it.
+/// The images below one, as far as a backup depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Footing {
     /// Nothing: it names no backing file.
@@ -48,12 +48,12 @@ impl Image {
         }
     }
 
-    /// What the image stands on.
+    /// The images below this one.
     pub(crate) fn footing(&self) -> Footing {
         self.backing().map_or_else(|| self.unopened(), |backing| backing.backup_id().into())
     }
 
-    /// What an image stands on that has no backing file open.
+    /// The images below one that has no backing file open.
     pub(crate) fn unopened(&self) -> Footing {
         match &self.0.driver {
             Driver::Qcow2(qcow2) if qcow2.header().backing_file().is_none() => Footing::Nothing,
@@ -61,7 +61,7 @@ impl Image {
         }
     }
 
-    /// What the image is to those that stand on it, if it stands on that itself.
+    /// The identity of the image for those that stand on it, if it stands on that itself.
     fn footing_above(&self, beneath: Footing) -> Footing {
         let Driver::Qcow2(qcow2) = &self.0.driver else { return Footing::Unknown };
         let Some(mark) = qcow2.backup_mark() else { return Footing::Unknown };

@@ -71,7 +71,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// What `/proc/PID/status` says; nothing of a process that has ended.
+    /// The pages that `/proc/PID/status` tells of; nothing of a process that has ended.
     fn read(status: &str) -> Option<Self> {
         let kib = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -161,7 +161,7 @@ fn an_image_that_is_no_backup_of_the_disk_is_refused() {
     }
 }
 
-/// What stands on something that was written since is not what it was, however far below that is, and whoever wrote it.
+/// An image above something that was written since is not what it was, however far below that is, and whoever wrote it.
 #[test]
 fn a_backup_above_one_that_was_written_is_no_backup() {
     let Some(qemu) = Qemu::find() else { return };

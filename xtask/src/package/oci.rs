@@ -1,5 +1,5 @@
 //! A container image of one program, as an archive of an OCI image layout
-//! (https://github.com/opencontainers/image-spec/blob/main/image-layout.md).
+//! (<https://github.com/opencontainers/image-spec/blob/main/image-layout.md>).
 
 use super::Release;
 use super::archives::tar;

@@ -13,7 +13,7 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Lies of one kind in one region.
 const TRIES: u32 = 40;
 
-/// Who notices a lie.
+/// An observer of a lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Noticed {
     /// `check`, or whoever opens the image.
@@ -26,7 +26,7 @@ enum Noticed {
     Harmless,
 }
 
-/// What the disk does instead of what it said.
+/// The deed of a disk instead of what it said.
 #[derive(Debug, Clone, Copy)]
 enum Lie {
     FlippedBit,

@@ -160,7 +160,7 @@ fn a_signal_ends_what_nobody_writes() {
     }
 }
 
-/// What is made before it goes out has no name.
+/// An image that is made before it goes out has no name.
 #[test]
 fn a_kill_leaves_no_temporary_image() {
     let scratch = Scratch::new();
