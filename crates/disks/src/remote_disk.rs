@@ -222,7 +222,7 @@ impl RemoteDisks {
     }
 
     /// Options of a file on a web server that nothing else is said of.
-    pub(crate) fn http_options(&self) -> HttpOptions {
+    pub fn http_options(&self) -> HttpOptions {
         let given = self.given();
         let options = HttpOptions::default()
             .authorities(given.authorities)

@@ -76,6 +76,7 @@ pub enum Order {
 /// The reader of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
+    /// The order in which it reads.
     pub order: Order,
     /// Bytes of the target's disk, if they are known before the source's.
     pub target_size: Option<u64>,

@@ -12,7 +12,7 @@ use crate::stop::Stop;
 use rustix::net::Shutdown;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -210,7 +210,8 @@ impl Shared {
     /// Does what the front end asks until it leaves. The rings stand still then. `before_each` is called before a message is
     /// taken, `tell` with the reason of the end, before the connection is closed.
     fn talk(&self, stream: UnixStream, handler: Handler, before_each: impl Fn(), tell: impl Fn(&Error)) {
-        let handler = Arc::new(Mutex::new(handler));
+        // `vhost` takes requests for the standard library's mutex only.
+        let handler = Arc::new(std::sync::Mutex::new(handler));
         let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&handler));
         let end = loop {
             // Between the accepting and here, stop may have found no stream to end.
@@ -223,7 +224,7 @@ impl Shared {
                 break error;
             }
         };
-        handler.lock().stop_rings();
+        handler.lock().unwrap_or_else(PoisonError::into_inner).stop_rings();
         tell(&end);
     }
 }

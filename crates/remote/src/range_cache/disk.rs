@@ -366,6 +366,7 @@ impl Storage for CachedDisk {
         self.0.below.cancel();
         let waiting: Vec<_> = self
             .0
+            .state
             .lock()
             .loading
             .values()
