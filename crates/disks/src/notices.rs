@@ -21,7 +21,9 @@ pub enum Notice<'a> {
 
 /// The way to who hears of it. By default nobody does.
 #[derive(Clone, Default)]
-pub struct Notices(Option<Arc<dyn Fn(Notice<'_>) + Send + Sync>>);
+pub struct Notices(Option<Arc<Hear>>);
+
+type Hear = dyn Fn(Notice<'_>) + Send + Sync;
 
 impl Notices {
     /// Has `hear` called for each, on any thread.

@@ -57,7 +57,8 @@ fn own_rules() -> Result<Vec<ReferenceRule>, DiskError> {
     let mut rules = match std::env::var_os(VARIABLE) {
         None => Vec::new(),
         Some(text) => {
-            let text = text.to_str().ok_or_else(|| DiskError::Settings(format!("{VARIABLE} is not valid UTF-8")))?;
+            let text =
+                text.to_str().ok_or_else(|| DiskError::Settings(format!("{VARIABLE} is not valid UTF-8")))?;
             rules_of(text.split(','), |_| VARIABLE.to_owned())?
         }
     };

@@ -204,14 +204,12 @@ impl OpenRemote for Opener {
     }
 
     fn local_file(&self, name: &Path) -> Option<PathBuf> {
-        match self.context.disks.names.named(name) {
-            Some(found) => found.local_file().map(Path::to_owned),
-            // A description in an image, which nobody noted.
-            None => {
-                let text = name.to_str().filter(|text| text.starts_with("json:"))?;
-                reference_node(&self.context, text).ok()?.local_file().map(Path::to_owned)
-            }
+        if let Some(found) = self.context.disks.names.named(name) {
+            return found.local_file().map(Path::to_owned);
         }
+        // A description in an image, which nobody noted.
+        let text = name.to_str().filter(|text| text.starts_with("json:"))?;
+        reference_node(&self.context, text).ok()?.local_file().map(Path::to_owned)
     }
 
     fn is_name(&self, name: &str) -> bool {

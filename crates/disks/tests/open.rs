@@ -111,14 +111,19 @@ fn answer(client: TcpStream, bytes: &[u8]) -> std::io::Result<()> {
         if line.is_empty() {
             break;
         }
-        if let Some((start, end)) = line.strip_prefix("range: bytes=").and_then(|range| range.split_once('-')) {
+        if let Some((start, end)) = line.strip_prefix("range: bytes=").and_then(|range| range.split_once('-'))
+        {
             let end = end.parse().map_or(bytes.len(), |last: usize| bytes.len().min(last + 1));
             range = start.parse().unwrap_or(0)..end;
         }
     }
     let (start, last, all) = (range.start, range.end - 1, bytes.len());
     let mut client = client;
-    write!(client, "HTTP/1.1 206 Partial Content\r\nConnection: close\r\nContent-Length: {}\r\n", range.len())?;
+    write!(
+        client,
+        "HTTP/1.1 206 Partial Content\r\nConnection: close\r\nContent-Length: {}\r\n",
+        range.len()
+    )?;
     write!(client, "Accept-Ranges: bytes\r\nContent-Range: bytes {start}-{last}/{all}\r\n\r\n")?;
     if is_head { Ok(()) } else { client.write_all(&bytes[range]) }
 }

@@ -157,7 +157,8 @@ impl Inner {
         if self.waiting.load(SeqCst) == 0 {
             return;
         }
-        let wakers: Vec<Waker> = self.wakers.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
+        let wakers: Vec<Waker> =
+            self.wakers.lock().iter_mut().filter_map(|(_, waker)| waker.take()).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 }

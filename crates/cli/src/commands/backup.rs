@@ -23,8 +23,8 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use zebu::jobs::{
-    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites, backup,
-    drop_pages,
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
+    backup, drop_pages,
 };
 use zebu::{Access, CacheMode, Compression};
 use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};

@@ -8,7 +8,9 @@ use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
-use zebu::jobs::{CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare};
+use zebu::jobs::{
+    CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
+};
 use zebu::{Access, CacheMode, ErrorKind};
 use zebu_disks::{Context, ImageSpec, Program, errno_text};
 

@@ -307,9 +307,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     match unpacking_of(&context.disks, &specs) {
         Unpacking::Sound => Err(failure),
         Unpacking::Failed(error) => Err(error.into()),
-        Unpacking::Again => {
-            copy_sources(args, &opts, &session, &mut watch, specs, &destination, Pass::Again)
-        }
+        Unpacking::Again => copy_sources(args, &opts, &session, &mut watch, specs, &destination, Pass::Again),
     }
 }
 
@@ -577,15 +575,17 @@ fn convert_to(
         Destination::New(path) => {
             let disks = &session.context().disks;
             let mut target = new_target(args, opts, session, path)?;
-            let unasked =
-                args.target_cache.is_none().then_some(()).filter(|()| !disks.names.is_remote(&target.path)).map(
-                    |()| {
-                        UnaskedWrites::of(
-                            &target.path,
-                            opts.create_options(dialect, args.target_format()).cluster_size,
-                        )
-                    },
-                );
+            let unasked = args
+                .target_cache
+                .is_none()
+                .then_some(())
+                .filter(|()| !disks.names.is_remote(&target.path))
+                .map(|()| {
+                    UnaskedWrites::of(
+                        &target.path,
+                        opts.create_options(dialect, args.target_format()).cluster_size,
+                    )
+                });
             if let Some(unasked) = unasked {
                 unasked.apply(&mut target);
                 // What is packed is written in order whatever the number of requests, which read and pack.

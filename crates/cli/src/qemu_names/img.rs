@@ -70,8 +70,8 @@ fn command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zebu_disks::Program;
     use crate::values::NamedFormat;
+    use zebu_disks::Program;
 
     fn parse(line: &str) -> Result<clap::ArgMatches, clap::Error> {
         super::parse(&command(), leading(line.split(' ').map(OsString::from).collect()))

@@ -16,12 +16,7 @@ use zebu_drivers::{Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
 const ENGINE: Engine = Engine::Auto;
 
 /// Opens a node as a file of that name.
-pub fn open_node(
-    context: &Context,
-    node: &Node,
-    name: &str,
-    flags: &OpenFlags,
-) -> Result<File, IoError> {
+pub fn open_node(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result<File, IoError> {
     if let Node::File(path) = node {
         return File::open(path, flags);
     }
@@ -68,7 +63,8 @@ fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result
             };
             let (path, format) = (file.local_file().map(Path::to_path_buf), *format);
             let probe = context.dialect.probe();
-            let refs = allowed_references(context.dialect, &[]).map_err(|error| invalid(error.to_string()))?;
+            let refs =
+                allowed_references(context.dialect, &[]).map_err(|error| invalid(error.to_string()))?;
             let opened = opener
                 .run(move |worker| async move {
                     let files = match path {

@@ -74,7 +74,12 @@ impl Told {
         }
     }
 
-    fn is_made_by<D: Digest>(&self, file: &File, bytes: &Pieces, watch: &Watch<'_>) -> io::Result<Option<bool>> {
+    fn is_made_by<D: Digest>(
+        &self,
+        file: &File,
+        bytes: &Pieces,
+        watch: &Watch<'_>,
+    ) -> io::Result<Option<bool>> {
         let mut digest = D::new();
         let mut reader = RangeReader::new(file, bytes);
         let mut piece = vec![0; PIECE];

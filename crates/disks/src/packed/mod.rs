@@ -311,7 +311,12 @@ impl Layer {
     }
 
     /// Unpacks a source. The error has a reason unless it was cancelled.
-    fn unpack(source: &Source, directory: &Path, limit: u64, watch: &Watch<'_>) -> Result<Self, Option<String>> {
+    fn unpack(
+        source: &Source,
+        directory: &Path,
+        limit: u64,
+        watch: &Watch<'_>,
+    ) -> Result<Self, Option<String>> {
         let beside = format!("the unpacked bytes need a file in '{}' (or TMPDIR)", directory.display());
         let out = spill::unnamed_file(directory).map_err(|e| Some(format!("{beside}: {e}")))?;
         let packing = source.packing;

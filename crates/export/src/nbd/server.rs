@@ -51,8 +51,7 @@ impl Shared {
     /// matters of how the server or the client is set up, and told by themselves, unless strangers do so all the time.
     fn level_of(&self, error: &io::Error) -> Level {
         let is_matter_of_setup = is_tls_failure(error) || error.kind() == io::ErrorKind::OutOfMemory;
-        let is_news = is_matter_of_setup
-            && self.failures.lock().is_due(Instant::now());
+        let is_news = is_matter_of_setup && self.failures.lock().is_due(Instant::now());
         if is_news { Level::Warning } else { Level::Info }
     }
 }

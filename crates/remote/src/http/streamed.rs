@@ -141,7 +141,8 @@ impl Streamed {
         done: &Completer,
     ) -> Result<(), String> {
         let mut pause = FIRST_PAUSE;
-        let is_over = || done.is_cancelled() || self.state.lock().is_closed || self.source.is_late(deadline, limit);
+        let is_over =
+            || done.is_cancelled() || self.state.lock().is_closed || self.source.is_late(deadline, limit);
         let silence = (self.source.options.timeout / 4).min(LONGEST_SILENCE);
         let patience = Patience { until: limit, silence, is_cancelled: &is_over };
         while stream.position < end {
