@@ -200,7 +200,7 @@ fn change_keys(
     let worker = session.worker();
     worker.block_on(change_key_slots(worker, &spec.path, &spec.options, &change, guard)).map_err(|error| {
         match error.kind() {
-            ErrorKind::KeyMissing | ErrorKind::WrongKey => image_failure(&spec, session.context(), &error),
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => image_failure(spec, session.context(), &error),
             _ => Failure::during("could not amend", &error),
         }
     })
