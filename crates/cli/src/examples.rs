@@ -19,6 +19,7 @@ pub(crate) const INFO: &str = "\
 Examples:
   zebu info disk.qcow2
   zebu info --output json --backing-chain overlay.qcow2
+  zebu info --tree overlay.qcow2
   zebu info -U running.qcow2
   zebu info --verdict --output json upload.qcow2";
 
@@ -40,6 +41,8 @@ Examples:
 pub(crate) const MAP: &str = "\
 Examples:
   zebu map disk.qcow2
+  zebu map --picture disk.qcow2
+  zebu map --picture --host --svg disk.qcow2 > disk.svg
   zebu map --output json --start-offset 1G --max-length 64M disk.qcow2";
 
 pub(crate) const MEASURE: &str = "\

@@ -4,14 +4,14 @@ use crate::chain::{self, CutOff};
 use crate::compress::{Bursts, Hurry};
 use crate::foreign_image::{convert_first, vmdk_info};
 use crate::node::{Driver, Node, Raw};
-use crate::open::{open_chain, open_given};
+use crate::open::{look_down, open_chain, open_given};
 use crate::options::*;
 use crate::progress::JobControl;
 use crate::qcow2::life::info::qcow2_info;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::reservation::no_room;
-use crate::status::{Extent, ForeignInfo, ImageInfo, ImageStats};
+use crate::status::{ChainInfo, Extent, ForeignInfo, ImageInfo, ImageStats};
 use crate::sync::Inside;
 use crate::sync::atomic::Ordering::Release;
 use crate::transfer::{FileRange, Transfer, transfer};
@@ -62,6 +62,21 @@ impl Image {
     /// policy doesn't allow.
     pub async fn open(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<Self> {
         open_chain(&worker.uncounted(), path, options).await.map(Self)
+    }
+
+    /// Looks at an image and at what it stands on, each by its header alone, as far as the policy of `options` allows and files can be opened.
+    ///
+    /// # Errors
+    /// As [`Image::open`], of the image itself. What is wrong further down is [`ChainInfo::end`].
+    pub async fn look_down(worker: &Worker, path: &Path, options: &OpenOptions) -> Result<ChainInfo> {
+        let worker = &worker.uncounted();
+        let (nodes, end) = look_down(worker, path, options).await?;
+        let mut images = Vec::with_capacity(nodes.len());
+        for image in nodes.into_iter().map(Self) {
+            images.push(image.info()?);
+            image.close(worker).await?;
+        }
+        Ok(ChainInfo { images, end })
     }
 
     /// Opens a chain of files that the caller has opened: the top first, then what it stands on. No other file is

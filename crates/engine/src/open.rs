@@ -175,6 +175,36 @@ pub(crate) async fn open_chain(worker: &Worker, path: &Path, options: &OpenOptio
     open_below(worker, top, options).await
 }
 
+/// Looks at the images of a chain, top first, each by its header alone: those that open, and why the chain goes no further.
+pub(crate) async fn look_down(
+    worker: &Worker,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<(Vec<Arc<Node>>, Option<Error>)> {
+    let options = &OpenOptions { purpose: Purpose::Inspect, ..options.clone() };
+    let mut links: Vec<Link> = Vec::new();
+    let mut next = Some(first_of(path, options)?);
+    let mut end = None;
+    while let Some(found) = next.take() {
+        match open_link(worker, &links, found, options).await {
+            Err(error) if links.is_empty() => return Err(error),
+            Err(error) => end = Some(error),
+            Ok(link) => {
+                match below(&link, options, Access::ReadOnly) {
+                    Ok(found) => next = found,
+                    Err(error) => end = Some(error),
+                }
+                links.push(link);
+            }
+        }
+    }
+    let mut nodes = Vec::with_capacity(links.len());
+    for link in links {
+        nodes.push(assemble(worker, vec![link], options).await?);
+    }
+    Ok((nodes, end))
+}
+
 /// Opens an image that was just made at `path`, under the locks that its files have, and what it stands on.
 pub(crate) async fn open_made(
     worker: &Worker,

@@ -175,6 +175,16 @@ pub struct ImageInfo {
     pub encryption: Option<EncryptionInfo>,
 }
 
+/// Facts of the images of a chain, as far as they can be looked at.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ChainInfo {
+    /// The images, top first.
+    pub images: Vec<ImageInfo>,
+    /// Why the image below the last one can't be looked at; `None` if there is none below it.
+    pub end: Option<crate::Error>,
+}
+
 /// Facts of an image of another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

@@ -10,10 +10,13 @@ use crate::failure::Failure;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
+use crate::output::terminal::Terminal;
+use crate::output::tree::tree_text;
 use crate::output::verdict::{VerdictNode, verdict_text};
 use crate::output::{json, stdout};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
+use serde::Serialize;
 use std::ffi::OsString;
 use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 use zebu_disks::{Context, ImageSpec, Program, Sources, describes_backing};
@@ -39,6 +42,10 @@ pub(crate) struct InfoArgs {
     /// Tell whether the image may be handed to a tool that trusts it, and why not (exit code 2); opens no other file
     #[arg(long, conflicts_with_all = ["backing_chain", "fragmentation"])]
     verdict: bool,
+
+    /// Show the chain as a tree: sizes, snapshots, bitmaps, and what is missing or refused (exit code 1)
+    #[arg(long, conflicts_with_all = ["backing_chain", "fragmentation", "verdict"])]
+    tree: bool,
 
     #[command(flatten)]
     inspect: InspectArgs,
@@ -67,6 +74,9 @@ pub(crate) fn run(args: &InfoArgs, context: &Context) -> Result<u8, Failure> {
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     if args.verdict {
         return assess(&session, &spec, args.inspect.output);
+    }
+    if args.tree {
+        return tree(&session, &spec, args.inspect.output);
     }
     let fragmentation = args.fragmentation.then(|| walk(&session, spec.clone())).transpose()?;
     let infos = if args.backing_chain {
@@ -143,6 +153,36 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
     };
     stdout::print(&text)?;
     Ok(if verdict.is_safe() { 0 } else { UNSAFE })
+}
+
+/// Prints the chain as far as it can be looked at, and fails where it breaks off.
+fn tree(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
+    let (context, worker) = (session.context(), session.worker());
+    let chain = worker
+        .block_on(zebu::Image::look_down(worker, &spec.path, &spec.options))
+        .map_err(|error| Failure::opening(context, &spec.path, &error))?;
+    let end = chain.end.map(|error| Failure::opening(context, &spec.path, &error));
+    let reason = end.as_ref().and_then(|failure| failure.message.as_deref());
+    let text = match output {
+        OutputFormat::Human => tree_text(&chain.images, reason, Terminal::of_standard_output().charset),
+        OutputFormat::Json => {
+            let nodes = nodes_of(session, spec, &chain.images, None)?;
+            let images = nodes.iter().map(|node| ImageNode::new(context.dialect, node, None)).collect();
+            json::to_text(context.dialect, &TreeNode { images, end: reason })?
+        }
+    };
+    stdout::print(&text)?;
+    end.map_or(Ok(0), Err)
+}
+
+/// A chain as JSON.
+#[derive(Debug, Serialize)]
+struct TreeNode<'a> {
+    /// The images, top first.
+    images: Vec<ImageNode>,
+    /// Why the image below the last one can't be looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<&'a str>,
 }
 
 /// Looks at the header alone.

@@ -1,5 +1,7 @@
 //! `zebu map`: what each range of a disk is made of.
 
+mod picture;
+
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
 use crate::output::map::{LinePosition, TABLE_HEADER, json_end, json_line, table_row};
@@ -32,6 +34,9 @@ pub(crate) struct MapArgs {
     max_length: Option<u64>,
 
     #[command(flatten)]
+    picture: picture::PictureArgs,
+
+    #[command(flatten)]
     inspect: InspectArgs,
 
     /// The image file (or options with --image-opts)
@@ -52,6 +57,12 @@ pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
     args.inspect.force_share.apply(&mut spec);
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     session.with_unfiltered(&spec, |image| {
+        if let Some(kind) = args.picture.kind() {
+            let end = args.max_length.map_or(u64::MAX, |length| args.start_offset.saturating_add(length));
+            let end = end.min(image.virtual_size());
+            let drawn = picture::draw(&session, image, args.start_offset.min(end)..end, kind)?;
+            return stdout::print(&drawn);
+        }
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);
         match args.inspect.output {
@@ -92,7 +103,7 @@ fn print_table(session: &Session, mapper: &mut Mapper) -> Result<(), Failure> {
 }
 
 /// A file name as the user would write it: without the `./` of names in the directory itself.
-fn shown_name(path: &Path) -> String {
+pub(super) fn shown_name(path: &Path) -> String {
     printable(&path.strip_prefix(".").unwrap_or(path).to_string_lossy()).into_owned()
 }
 

@@ -14,6 +14,7 @@ mod info;
 mod io;
 mod map_and_measure;
 mod overwriting;
+mod pictures;
 mod pieces;
 mod qemu_lines;
 mod qemu_names;
