@@ -12,15 +12,16 @@ use crate::output::stdout;
 use crate::qemu_names;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{cleaner, connector};
+use crate::topics;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use zebu_disks::{Context, Program, without_secrets};
+use zebu_disks::{Context, Program, printable, without_secrets};
 
-/// Create, convert, check and use disk images in the formats qcow2 and raw.
+/// Create, convert, check, back up, serve and attach disk images of virtual machines.
 ///
 /// The commands, their options, output and exit codes are those of qemu-img and qemu-io where these have them.
 #[derive(Debug, Parser)]
@@ -50,7 +51,7 @@ enum Command {
     /// Exit codes: 0 no errors, 1 the check could not be done, 2 errors, 3 leaks only, 63 the format has no checks.
     #[command(after_help = examples::CHECK)]
     Check(Deferred<check::CheckArgs>),
-    /// Copy images of the formats qcow2 and raw into a new or an existing one
+    /// Copy a disk of any format into a new image, or into one that exists
     #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
     Convert(Box<Deferred<convert::ConvertArgs>>),
     /// Tell what each range of a disk is made of
@@ -139,6 +140,12 @@ enum Command {
     /// Connect to servers for a server in its sandbox, which started this
     #[command(hide = true)]
     ConnectForAServer(Deferred<connector::ConnectArgs>),
+    /// Tell about a command, or about a topic (`zebu help topics`)
+    Help {
+        /// A command, a topic, or `topics`
+        #[arg(value_name = "COMMAND|TOPIC")]
+        about: Option<String>,
+    },
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions {
@@ -184,12 +191,13 @@ impl Command {
             Command::InstallNames(_) => "install-names",
             Command::CleanUpInTheEnd(_) => "clean-up-in-the-end",
             Command::ConnectForAServer(_) => "connect-for-a-server",
+            Command::Help { .. } => "help",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
         }
     }
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&mut self, context: &Context) -> Result<u8, Failure> {
         match self {
             Command::Create(args) => create::run(args, context),
             Command::Info(args) => info::run(args, context),
@@ -219,6 +227,7 @@ impl Command {
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
             Command::ConnectForAServer(args) => connector::run(args, context),
+            Command::Help { about } => help(about.as_deref()),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),
         }
@@ -240,12 +249,47 @@ pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
 
 impl Cli {
     /// Runs the command and prints what went wrong.
-    pub(crate) fn finish(&self, context: &Context) -> ExitCode {
+    pub(crate) fn finish(mut self, context: &Context) -> ExitCode {
         match self.command.run(context) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => report(context.dialect, &failure, Some(self.command.name())),
         }
     }
+}
+
+/// Tells about a command or a topic, or about the program.
+fn help(about: Option<&str>) -> Result<u8, Failure> {
+    let words = std::iter::once("zebu").chain(about).chain(["--help"]);
+    let is_command = about.is_none_or(|name| Cli::command().find_subcommand(name).is_some());
+    let text = match about {
+        Some("topics") => topics::list(),
+        _ if is_command => {
+            Cli::try_parse_from(words).map_or_else(|error| help_text(&error), |_| String::new())
+        }
+        Some(name) => match topics::TOPICS.iter().find(|topic| topic.name == name) {
+            Some(topic) => format!("{}\n", topic.text),
+            None => return Err(no_help(name)),
+        },
+        None => String::new(),
+    };
+    stdout::print(&text)?;
+    Ok(0)
+}
+
+/// The failure where there is no help of this name.
+fn no_help(name: &str) -> Failure {
+    let meant = Cli::try_parse_from(["zebu", name]).err();
+    let meant = meant.as_ref().and_then(suggestion);
+    let meant = meant.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"));
+    let message =
+        format!("no command or topic '{}'{meant}; 'zebu help topics' lists the topics", printable(name));
+    Failure::new(message)
+}
+
+/// Help as it is shown: in colours on a terminal.
+fn help_text(error: &clap::Error) -> String {
+    let text = error.render();
+    if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() }
 }
 
 /// Prints what went wrong; the exit code is the failure's.
@@ -268,9 +312,7 @@ pub(crate) fn report_usage_as(
 ) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         // At once: a reader who has found what he looks for is not there for the rest.
-        let text = error.render();
-        let text = if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-        return match stdout::print(&text) {
+        return match stdout::print(&help_text(error)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => report(dialect, &failure, None),
         };

@@ -6,7 +6,7 @@ Examples:
   zebu convert -p -O qcow2 disk.raw disk.qcow2
   zebu check disk.qcow2
 
-'zebu COMMAND --help' tells about a command.";
+'zebu COMMAND --help' tells about a command, 'zebu help topics' lists what they share.";
 
 pub(crate) const CREATE: &str = "\
 Examples:
@@ -42,7 +42,7 @@ pub(crate) const MAP: &str = "\
 Examples:
   zebu map disk.qcow2
   zebu map --picture disk.qcow2
-  zebu map --picture --host --svg disk.qcow2 > disk.svg
+  zebu map --picture --host --svg disk.svg disk.qcow2
   zebu map --output json --start-offset 1G --max-length 64M disk.qcow2";
 
 pub(crate) const MEASURE: &str = "\
@@ -96,7 +96,8 @@ Examples:
   zebu bitmap --add disk.qcow2 backup
   zebu bitmap --add --disable -g 1M disk.qcow2 frozen
   zebu bitmap --merge backup -b overlay.qcow2 -F qcow2 disk.qcow2 all
-  zebu bitmap --remove disk.qcow2 backup";
+  zebu bitmap --remove disk.qcow2 backup
+  zebu bitmap --remove-all disk.qcow2";
 
 pub(crate) const CLONE: &str = "\
 Examples:

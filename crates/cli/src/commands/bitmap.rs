@@ -43,9 +43,9 @@ pub(crate) struct BitmapArgs {
     #[arg(value_name = "FILENAME")]
     filename: OsString,
 
-    /// The bitmap
+    /// The bitmap; left out with --remove-all alone
     #[arg(value_name = "BITMAP")]
-    bitmap: String,
+    bitmap: Option<String>,
 }
 
 /// One thing to do with the bitmap.
@@ -53,6 +53,7 @@ pub(crate) struct BitmapArgs {
 enum Action {
     Add,
     Remove,
+    RemoveAll,
     Clear,
     Enable,
     Disable,
@@ -63,9 +64,10 @@ enum Action {
 #[derive(Debug, Clone, Default)]
 struct Actions(Vec<Action>);
 
-const FLAGS: [(&str, Action, &str); 5] = [
+const FLAGS: [(&str, Action, &str); 6] = [
     ("add", Action::Add, "Add an empty bitmap, which records writes unless --disable follows"),
     ("remove", Action::Remove, "Remove the bitmap, whatever its state"),
+    ("remove-all", Action::RemoveAll, "Remove all bitmaps of the image, whatever their state"),
     ("clear", Action::Clear, "Clear all bits of the bitmap"),
     ("enable", Action::Enable, "Have the bitmap record writes"),
     ("disable", Action::Disable, "Have the bitmap stay as it is"),
@@ -116,6 +118,7 @@ impl Action {
         match self {
             Action::Add => "add",
             Action::Remove => "remove",
+            Action::RemoveAll => "remove-all",
             Action::Clear => "clear",
             Action::Enable => "enable",
             Action::Disable => "disable",
@@ -137,6 +140,12 @@ pub(crate) fn run(args: &BitmapArgs, context: &Context) -> Result<u8, Failure> {
     }
     if args.source_file.is_some() && !actions.iter().any(|action| matches!(action, Action::Merge(_))) {
         return Err(Failure::usage("Merge bitmap source file only supported with --merge"));
+    }
+    let needs_name = actions.iter().any(|action| *action != Action::RemoveAll);
+    match &args.bitmap {
+        None if needs_name => return Err(Failure::usage("Expecting filename and bitmap name")),
+        Some(_) if !needs_name => return Err(Failure::usage("Expecting filename")),
+        _ => {}
     }
     let mut spec = args.image.resolve(
         context,
@@ -177,13 +186,21 @@ fn act(
     source: Option<&ImageSpec>,
     action: &Action,
 ) -> Result<(), Failure> {
-    let (worker, name) = (session.worker(), args.bitmap.as_str());
+    let (worker, name) = (session.worker(), args.bitmap.as_deref().unwrap_or_default());
     let result = match action {
         Action::Add => {
             let new = NewBitmap::named(name).granularity(args.granularity);
             worker.block_on(image.add_bitmap(worker, &new))
         }
         Action::Remove => worker.block_on(image.remove_bitmap(worker, name)),
+        Action::RemoveAll => {
+            for bitmap in image.bitmaps() {
+                worker.block_on(image.remove_bitmap(worker, &bitmap.name)).map_err(|error| {
+                    Failure::during(&format!("Operation remove-all on bitmap {} failed", bitmap.name), &error)
+                })?;
+            }
+            Ok(())
+        }
         Action::Clear => worker.block_on(image.clear_bitmap(worker, name)),
         Action::Enable => worker.block_on(image.set_bitmap_recording(worker, name, BitmapRecording::On)),
         Action::Disable => worker.block_on(image.set_bitmap_recording(worker, name, BitmapRecording::Off)),

@@ -57,11 +57,10 @@ pub(crate) fn run(args: &MapArgs, context: &Context) -> Result<u8, Failure> {
     args.inspect.force_share.apply(&mut spec);
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     session.with_unfiltered(&spec, |image| {
-        if let Some(kind) = args.picture.kind() {
+        if args.picture.is_asked_for() {
             let end = args.max_length.map_or(u64::MAX, |length| args.start_offset.saturating_add(length));
             let end = end.min(image.virtual_size());
-            let drawn = picture::draw(&session, image, args.start_offset.min(end)..end, kind)?;
-            return stdout::print(&drawn);
+            return args.picture.draw(&session, image, args.start_offset.min(end)..end);
         }
         let options = MapOptions::default().start(args.start_offset).max_length(args.max_length);
         let mut mapper = Mapper::new(image, options);

@@ -31,8 +31,14 @@ fn parts_of_a_disk_are_where_they_are() {
     let text = scratch.zebu(&words("map --picture --host -f qcow2 base.qcow2")).ok().stdout;
     let first: Vec<usize> = rows(&text).iter().filter_map(|row| row.find('#')).collect();
     assert!(first.len() >= 15 && first.is_sorted(), "{text}");
-    let svg = scratch.zebu(&words("map --picture --svg top.qcow2")).ok().stdout;
+    let svg = scratch.zebu(&words("map --picture --svg - top.qcow2")).ok().stdout;
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    scratch.zebu(&words("map --picture --svg new.svg top.qcow2")).ok();
+    assert_eq!(scratch.read("new.svg"), svg.as_bytes());
+    // No file is replaced, least of all the image.
+    scratch
+        .zebu(&words("map --picture --svg base.qcow2 top.qcow2"))
+        .fails_naming(1, &["base.qcow2", "File exists"]);
 }
 
 #[test]
@@ -53,7 +59,7 @@ fn compressed_disks_and_empty_ones() {
 fn options_of_pictures_need_a_picture() {
     let scratch = Scratch::new();
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
-    for line in ["map --host a.qcow2", "map --svg a.qcow2", "map --picture --output json a.qcow2"] {
+    for line in ["map --host a.qcow2", "map --svg x a.qcow2", "map --picture --output json a.qcow2"] {
         assert_eq!(scratch.zebu(&words(line)).code, Some(1), "{line}");
     }
 }

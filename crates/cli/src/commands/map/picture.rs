@@ -3,10 +3,15 @@
 use super::shown_name;
 use crate::failure::Failure;
 use crate::output::picture::{Content, Picture, by_disk, by_file};
+use crate::output::stdout;
 use crate::output::terminal::Terminal;
 use crate::session::Session;
+use std::fs::File;
+use std::io::Write as _;
 use std::ops::Range;
+use std::path::PathBuf;
 use zebu::{Extent, ExtentKind, Image};
+use zebu_disks::errno_text;
 
 /// Rows of a picture.
 const ROWS: usize = 16;
@@ -26,18 +31,12 @@ pub(crate) struct PictureArgs {
     #[arg(long, requires = "picture")]
     host: bool,
 
-    /// With --picture: print an SVG document
-    #[arg(long, requires = "picture")]
-    svg: bool,
+    /// With --picture: write an SVG document into this new file instead (`-`: to standard output)
+    #[arg(long, value_name = "FILE", requires = "picture")]
+    svg: Option<PathBuf>,
 }
 
-/// The axes of a picture, and its form.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Kind {
-    axes: Axes,
-    form: Form,
-}
-
+/// The axes of a picture.
 #[derive(Debug, Clone, Copy)]
 enum Axes {
     /// Cells are parts of the disk.
@@ -46,35 +45,39 @@ enum Axes {
     File,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Form {
-    Text,
-    Svg,
-}
-
 impl PictureArgs {
-    pub(super) fn kind(&self) -> Option<Kind> {
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.picture
+    }
+
+    /// Draws a part of the disk, and puts it where it was asked for.
+    pub(super) fn draw(&self, session: &Session, image: &Image, range: Range<u64>) -> Result<(), Failure> {
+        let terminal = Terminal::of_standard_output();
         let axes = if self.host { Axes::File } else { Axes::Disk };
-        let form = if self.svg { Form::Svg } else { Form::Text };
-        self.picture.then_some(Kind { axes, form })
+        let Some(file) = &self.svg else {
+            let columns = terminal.columns.saturating_sub(2).clamp(8, COLUMNS);
+            return stdout::print(&picture(session, image, range, axes, columns)?.text(terminal));
+        };
+        let drawn = picture(session, image, range, axes, COLUMNS)?.svg();
+        if file.as_os_str() == "-" {
+            return stdout::print(&drawn);
+        }
+        let written = File::create_new(file).and_then(|mut file| file.write_all(drawn.as_bytes()));
+        let reason = |error: std::io::Error| errno_text(error.raw_os_error().unwrap_or(0));
+        written.map_err(|error| Failure::creating_name(file.as_os_str(), &reason(error)))
     }
 }
 
-/// Draws a part of the disk.
-pub(super) fn draw(
+fn picture(
     session: &Session,
     image: &Image,
     range: Range<u64>,
-    kind: Kind,
-) -> Result<String, Failure> {
-    let terminal = Terminal::of_standard_output();
-    let columns = match kind.form {
-        Form::Text => terminal.columns.saturating_sub(2).clamp(8, COLUMNS),
-        Form::Svg => COLUMNS,
-    };
+    axes: Axes,
+    columns: usize,
+) -> Result<Picture, Failure> {
     let mut samples = Samples { session, image, end: range.end, known: None };
     let cells = columns * ROWS;
-    let (cells, caption) = match kind.axes {
+    let (cells, caption) = match axes {
         Axes::Disk => {
             let cells = samples.of_cells(&range, cells)?;
             (cells, by_disk(range.end - range.start, columns * ROWS))
@@ -86,11 +89,7 @@ pub(super) fn draw(
     };
     let layers = std::iter::successors(Some(image.clone()), Image::backing);
     let layers = layers.map(|image| Ok(shown_name(&image.info()?.filename)));
-    let picture = Picture { columns, cells, layers: layers.collect::<Result<_, Failure>>()?, caption };
-    Ok(match kind.form {
-        Form::Text => picture.text(terminal),
-        Form::Svg => picture.svg(),
-    })
+    Ok(Picture { columns, cells, layers: layers.collect::<Result<_, Failure>>()?, caption })
 }
 
 /// Looks at the mapping.
