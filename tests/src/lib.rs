@@ -20,6 +20,7 @@ pub mod hostile;
 pub mod images;
 pub mod killed;
 pub mod lanes;
+pub mod memory_group;
 pub mod message_fuzz;
 pub mod model;
 pub mod mount;
