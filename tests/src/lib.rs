@@ -6,6 +6,7 @@ pub mod aging;
 pub mod both_programs;
 pub mod ceph;
 pub mod certificates;
+pub mod days;
 pub mod device;
 pub mod device_guest;
 pub mod driver;

@@ -1,6 +1,7 @@
 //! Servers: their control, limits, sandbox, guests, FUSE and vhost-user.
 
 mod clean_ends;
+mod days;
 mod fuse;
 mod guest;
 mod handed_over;
