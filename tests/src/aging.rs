@@ -283,7 +283,11 @@ impl AgedDisk {
     }
 }
 
-fn write_blocks(path: &Path, blocks: &[u32]) -> std::io::Result<()> {
+/// Writes blocks, each of which one write made, into a raw file.
+///
+/// # Errors
+/// The file's.
+pub fn write_blocks(path: &Path, blocks: &[u32]) -> std::io::Result<()> {
     let file = File::create(path)?;
     file.set_len(blocks.len() as u64 * BLOCK)?;
     for (block, write) in (0..).zip(blocks).filter(|(_, write)| **write != 0) {

@@ -1,19 +1,17 @@
 //! A server in use for as long as is wanted: guests that write, read, trim and flush, beside snapshots and backups. What it takes
 //! is sampled, and what the disk shows is judged by a model, which is kept from one run to the next.
 
-use crate::aging::{BLOCK, content};
-use crate::nbd_client::{Client, command};
+use crate::aging::BLOCK;
+use crate::guests::{self, Times, Trims};
 use crate::program::zebu;
 use crate::qemu::Qemu;
-use crate::random::Random;
 use crate::server::Server;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "disk.qcow2";
@@ -21,10 +19,6 @@ const MODEL: &str = "disk.model";
 /// The samples of all runs, a line for each.
 const SAMPLES: &str = "samples.csv";
 const COLUMNS: &str = "run,seconds,requests,p50-us,p99-us,longest-us,resident-kib,descriptors,threads,file-mib,allocated-mib\n";
-/// Guests, each with a part of the disk of its own.
-const GUESTS: u64 = 4;
-/// Blocks of a cluster of the image.
-const CLUSTER: u64 = (64 << 10) / BLOCK;
 /// Snapshots at a time.
 const MOST_SNAPSHOTS: usize = 3;
 
@@ -64,9 +58,6 @@ pub struct Sample {
     pub file: u64,
 }
 
-/// What a guest noted: times of requests since they were taken last, in microseconds.
-type Times = Mutex<Vec<u32>>;
-
 /// Runs it. The samples of this run.
 ///
 /// # Errors
@@ -98,34 +89,7 @@ pub fn run(qemu: &Qemu, plan: &Plan) -> Result<Vec<Sample>, String> {
 }
 
 fn under_load(plan: &Plan, server: &Server, blocks: &mut [u32], run: u64) -> Result<Vec<Sample>, String> {
-    let part = blocks.len() as u64 / GUESTS / CLUSTER * CLUSTER;
-    let times: Vec<Times> = (0..GUESTS).map(|_| Times::default()).collect();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let guests: Vec<_> = blocks
-            .chunks_mut(part as usize)
-            .zip(&times)
-            .zip(0..GUESTS)
-            .map(|((blocks, times), number)| {
-                let stop = &stop;
-                scope.spawn(move || {
-                    let client = Client::open(server.socket(), "").map_err(|e| format!("connecting: {e}"))?;
-                    let random = Random::new(plan.seed ^ number << 56);
-                    let mut guest = Guest { client, random, first: number * part, blocks, times };
-                    let done = guest.go_on(stop);
-                    // The others end, too.
-                    stop.store(true, Relaxed);
-                    done.map_err(|e| format!("guest {number}: {e}"))
-                })
-            })
-            .collect();
-        let samples = watch(plan, server, &times, &stop, run);
-        stop.store(true, Relaxed);
-        for guest in guests {
-            guest.join().map_err(|_| "a guest panicked".to_owned())??;
-        }
-        samples
-    })
+    guests::beside(server, blocks, plan.seed, Trims::ReadAsZero, |times, stop| watch(plan, server, times, stop, run))
 }
 
 /// Takes samples, snapshots and backups until the time is over, or something failed.
@@ -185,104 +149,4 @@ fn sample(dir: &Path, server: &Server, times: &[Times]) -> Result<(Sample, Strin
     let _ = write!(line, ",{},{},{}", sample.resident, sample.descriptors, sample.threads);
     let _ = write!(line, ",{},{}", sample.file >> 20, file.blocks() / 2048);
     Ok((sample, line))
-}
-
-/// A guest, and its part of the disk.
-struct Guest<'a> {
-    client: Client,
-    random: Random,
-    /// The first block of its part.
-    first: u64,
-    /// What its part must show: 0 for zeroes, else the number of the write.
-    blocks: &'a mut [u32],
-    times: &'a Times,
-}
-
-impl Guest<'_> {
-    fn go_on(&mut self, stop: &AtomicBool) -> Result<(), String> {
-        let mut writes = self.blocks.iter().copied().max().unwrap_or(0);
-        while !stop.load(Relaxed) {
-            let start = Instant::now();
-            match self.random.below(100) {
-                0..50 => {
-                    writes += 1;
-                    let range = self.range(16);
-                    let bytes = content(self.on_disk(&range), writes);
-                    let error = self.client.write(0, (self.first + range.start) * BLOCK, &bytes);
-                    succeeded("write", error)?;
-                    self.note(range, writes);
-                }
-                50..60 => {
-                    let range = self.clusters();
-                    self.ask("trim", command::TRIM, &range)?;
-                    self.note(range, 0);
-                }
-                60..65 => {
-                    let range = self.range(64);
-                    self.ask("zeroes", command::WRITE_ZEROES, &range)?;
-                    self.note(range, 0);
-                }
-                65..68 => succeeded("flush", self.client.call(0, command::FLUSH, 0, 0).map(|reply| reply.error))?,
-                _ => {
-                    let range = self.range(64);
-                    self.verify(range)?;
-                }
-            }
-            let micros = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-            self.times.lock().unwrap_or_else(PoisonError::into_inner).push(micros);
-        }
-        Ok(())
-    }
-
-    /// Up to so many blocks of the part.
-    fn range(&mut self, most: u64) -> Range<u64> {
-        let len = self.random.between(1, most);
-        let start = self.random.below(self.blocks.len() as u64 - len);
-        start..start + len
-    }
-
-    /// Up to eight whole clusters of the part.
-    fn clusters(&mut self) -> Range<u64> {
-        let all = self.blocks.len() as u64 / CLUSTER;
-        let len = self.random.between(1, 8);
-        let start = self.random.below(all - len);
-        start * CLUSTER..(start + len) * CLUSTER
-    }
-
-    fn on_disk(&self, range: &Range<u64>) -> Range<u64> {
-        self.first + range.start..self.first + range.end
-    }
-
-    fn note(&mut self, range: Range<u64>, write: u32) {
-        self.blocks[range.start as usize..range.end as usize].fill(write);
-    }
-
-    fn ask(&mut self, what: &str, command: u16, range: &Range<u64>) -> Result<(), String> {
-        let (offset, len) = ((self.first + range.start) * BLOCK, (range.end - range.start) * BLOCK);
-        succeeded(what, self.client.call(0, command, offset, len).map(|reply| reply.error))
-    }
-
-    fn verify(&mut self, range: Range<u64>) -> Result<(), String> {
-        let (offset, len) = ((self.first + range.start) * BLOCK, (range.end - range.start) * BLOCK);
-        let bytes = self.client.read(offset, len).map_err(|e| format!("read at {offset}: {e}"))?;
-        for (block, found) in range.zip(bytes.chunks(BLOCK as usize)) {
-            let (number, write) = (self.first + block, self.blocks[block as usize]);
-            let is_right = match write {
-                0 => found.iter().all(|byte| *byte == 0),
-                write => found == content(number..number + 1, write),
-            };
-            if !is_right {
-                return Err(format!("block {number} is not what write {write} made"));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn succeeded(what: &str, answer: std::io::Result<u32>) -> Result<(), String> {
-    match answer {
-        Ok(0) => Ok(()),
-        Ok(error) => Err(format!("{what}: error {error}")),
-        Err(error) => Err(format!("{what}: {error}")),
-    }
 }

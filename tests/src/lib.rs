@@ -16,6 +16,7 @@ pub mod filled_disk;
 pub mod foreign_server;
 pub mod growth;
 pub mod guest;
+pub mod guests;
 pub mod handed_over;
 pub mod hostile;
 pub mod images;
@@ -39,6 +40,7 @@ pub mod scratch;
 pub mod second_reader;
 pub mod server;
 pub mod stalling_disk;
+pub mod stalls;
 pub mod stream;
 #[cfg(target_arch = "x86_64")]
 pub mod taken_over;
