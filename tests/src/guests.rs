@@ -17,7 +17,7 @@ const CLUSTER: u64 = (64 << 10) / BLOCK;
 /// Times of a guest's requests since they were taken last, in microseconds.
 pub type Times = Mutex<Vec<u32>>;
 
-/// What is known of clusters that were trimmed as a whole.
+/// The content of clusters that were trimmed as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trims {
     /// They read as zero.
@@ -74,7 +74,7 @@ struct Guest<'a> {
     random: Random,
     /// The first block of its part.
     first: u64,
-    /// What its part must show: 0 for zeroes, else the number of the write.
+    /// The write that made each block of its part: 0 for zeroes, else its number.
     blocks: &'a mut [u32],
     times: &'a Times,
     trims: Trims,

@@ -23,7 +23,7 @@ pub struct Stall {
     pub format: &'static str,
     /// The options of the server beside it.
     pub options: &'static str,
-    /// What stands still: the next operation of a kind, or all of them.
+    /// The operations that stand still: the next one of a kind, or all.
     pub kind: Option<Kind>,
     /// For how long.
     pub time: Duration,

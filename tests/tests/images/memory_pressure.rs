@@ -8,7 +8,7 @@ use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;
-/// What a backup needs beside its buffers (docs/guide/backup.md).
+/// The need of a backup beside its buffers (docs/guide/backup.md).
 const BESIDE_BUFFERS: u64 = 32 * MIB;
 const BUFFERS: u64 = 16 * MIB;
 
