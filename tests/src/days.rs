@@ -10,15 +10,16 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "disk.qcow2";
 const MODEL: &str = "disk.model";
 /// The samples of all runs, a line for each.
 const SAMPLES: &str = "samples.csv";
-const COLUMNS: &str = "run,seconds,requests,p50-us,p99-us,longest-us,resident-kib,descriptors,threads,file-mib,allocated-mib\n";
+const COLUMNS: &str =
+    "run,seconds,requests,p50-us,p99-us,longest-us,resident-kib,descriptors,threads,file-mib,allocated-mib\n";
 /// Snapshots at a time.
 const MOST_SNAPSHOTS: usize = 3;
 
@@ -89,11 +90,19 @@ pub fn run(qemu: &Qemu, plan: &Plan) -> Result<Vec<Sample>, String> {
 }
 
 fn under_load(plan: &Plan, server: &Server, blocks: &mut [u32], run: u64) -> Result<Vec<Sample>, String> {
-    guests::beside(server, blocks, plan.seed, Trims::ReadAsZero, |times, stop| watch(plan, server, times, stop, run))
+    guests::beside(server, blocks, plan.seed, Trims::ReadAsZero, |times, stop| {
+        watch(plan, server, times, stop, run)
+    })
 }
 
 /// Takes samples, snapshots and backups until the time is over, or something failed.
-fn watch(plan: &Plan, server: &Server, times: &[Times], stop: &AtomicBool, run: u64) -> Result<Vec<Sample>, String> {
+fn watch(
+    plan: &Plan,
+    server: &Server,
+    times: &[Times],
+    stop: &AtomicBool,
+    run: u64,
+) -> Result<Vec<Sample>, String> {
     let dir = &plan.directory;
     let failed = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut file = File::options().append(true).open(dir.join(SAMPLES)).map_err(failed)?;

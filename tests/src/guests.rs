@@ -107,7 +107,9 @@ impl Guest<'_> {
                     self.ask("zeroes", command::WRITE_ZEROES, &range)?;
                     self.note(range, 0);
                 }
-                65..68 => succeeded("flush", self.client.call(0, command::FLUSH, 0, 0).map(|reply| reply.error))?,
+                65..68 => {
+                    succeeded("flush", self.client.call(0, command::FLUSH, 0, 0).map(|reply| reply.error))?
+                }
                 _ => {
                     let range = self.range(64);
                     self.verify(range)?;

@@ -7,9 +7,9 @@ use crate::device::LoopDevice;
 use crate::program::{finish, is_root};
 use crate::scratch::Scratch;
 use fuser::{
-    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyLock, ReplyOpen, ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
+    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyLock, ReplyOpen, ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::fmt;

@@ -56,7 +56,12 @@ impl Stall {
         };
         Self {
             format,
-            options: *random.pick(&["-t none", "-t writeback", "-t none --aio threads", "-t writeback --aio threads"]),
+            options: *random.pick(&[
+                "-t none",
+                "-t writeback",
+                "-t none --aio threads",
+                "-t writeback --aio threads",
+            ]),
             kind: *random.pick(&[kinds[0], kinds[1], kinds[2], kinds[3], None]),
             time: longest.mul_f64((1 + random.below(100)) as f64 / 100.0),
             before: random.between(1, 400) as usize,

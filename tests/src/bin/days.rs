@@ -8,7 +8,9 @@ use zebu_tests::days::{Plan, run};
 use zebu_tests::qemu::Qemu;
 
 #[derive(Parser)]
-#[command(about = "Serve an image under mixed load, with snapshots and backups, and record what the server takes")]
+#[command(
+    about = "Serve an image under mixed load, with snapshots and backups, and record what the server takes"
+)]
 struct Options {
     /// Where the image, its model and `samples.csv` lie; a run goes on with what the last one left
     directory: PathBuf,

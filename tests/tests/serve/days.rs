@@ -26,7 +26,7 @@ fn a_server_under_load_takes_no_more_as_time_goes_by() {
         assert!(samples.iter().all(|sample| sample.requests > 0), "{samples:?}");
         assert!(last.resident <= middle.resident + (24 << 10), "{samples:?}");
         assert!(last.descriptors <= middle.descriptors + 8, "{samples:?}");
-        // The disk, its snapshots as they were given up, and what grows at once.
-        assert!(last.file <= 5 * (64 << 20), "{samples:?}");
+        // The disk, three snapshots and a fourth in quarantine, and as much again for free runs that are too short for a window.
+        assert!(last.file <= 2 * 5 * (64 << 20), "{samples:?}");
     }
 }

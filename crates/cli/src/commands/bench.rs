@@ -182,7 +182,9 @@ pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
         OutputFormat::Json => {
             stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?;
         }
-        OutputFormat::Human if !args.quiet => stdout::print(&human_text(context.dialect, &plan, &measured, stats))?,
+        OutputFormat::Human if !args.quiet => {
+            stdout::print(&human_text(context.dialect, &plan, &measured, stats))?
+        }
         OutputFormat::Human => {}
     }
     Ok(0)
