@@ -62,7 +62,7 @@ impl Request {
 }
 
 /// The bytes of blocks that one write made.
-fn content(blocks: Range<u64>, write: u32) -> Vec<u8> {
+pub fn content(blocks: Range<u64>, write: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK) as usize);
     for block in blocks {
         let word = (block << 32 | u64::from(write)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -283,7 +283,11 @@ impl AgedDisk {
     }
 }
 
-fn write_blocks(path: &Path, blocks: &[u32]) -> std::io::Result<()> {
+/// Writes blocks, each of which one write made, into a raw file.
+///
+/// # Errors
+/// The file's.
+pub fn write_blocks(path: &Path, blocks: &[u32]) -> std::io::Result<()> {
     let file = File::create(path)?;
     file.set_len(blocks.len() as u64 * BLOCK)?;
     for (block, write) in (0..).zip(blocks).filter(|(_, write)| **write != 0) {

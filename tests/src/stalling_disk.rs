@@ -7,9 +7,9 @@ use crate::device::LoopDevice;
 use crate::program::{finish, is_root};
 use crate::scratch::Scratch;
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyLock, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyLock, ReplyOpen, ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::fmt;
@@ -17,32 +17,115 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "disk";
 const FILE: INodeNo = INodeNo(2);
 /// How long a test waits for what must come.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// A write that was taken and has not happened.
-struct Held {
-    offset: u64,
-    data: Vec<u8>,
-    reply: ReplyWrite,
+/// A kind of operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Syncs.
+    Sync,
+    /// Changes of ranges by the file system: holes and zeroes.
+    Punch,
+}
+
+/// An operation that was taken and has not happened.
+enum Held {
+    Read { offset: u64, size: u32, reply: ReplyData },
+    Write { offset: u64, data: Vec<u8>, reply: ReplyWrite },
+    Sync(ReplyEmpty),
+    Punch { offset: u64, len: u64, mode: i32, reply: ReplyEmpty },
+}
+
+impl Held {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Read { .. } => Kind::Read,
+            Self::Write { .. } => Kind::Write,
+            Self::Sync(_) => Kind::Sync,
+            Self::Punch { .. } => Kind::Punch,
+        }
+    }
+}
+
+/// Operations that are to be held.
+#[derive(Debug, Clone, Copy, Default)]
+enum Hold {
+    #[default]
+    Nothing,
+    /// So many writes.
+    Writes(usize),
+    /// The first one of a kind.
+    First(Kind),
+    /// All.
+    All,
 }
 
 #[derive(Default)]
 struct State {
     content: Vec<u8>,
-    /// How many of the next writes are held.
-    to_hold: usize,
+    hold: Hold,
     held: Vec<Held>,
 }
 
 impl State {
-    fn land(&mut self, offset: u64, data: &[u8]) {
-        let start = offset as usize;
-        self.content[start..start + data.len()].copy_from_slice(data);
+    fn is_held(&mut self, kind: Kind) -> bool {
+        match self.hold {
+            Hold::Writes(left) if kind == Kind::Write => {
+                self.hold = if left > 1 { Hold::Writes(left - 1) } else { Hold::Nothing };
+                true
+            }
+            Hold::First(wanted) if kind == wanted => {
+                self.hold = Hold::Nothing;
+                true
+            }
+            Hold::All => true,
+            _ => false,
+        }
+    }
+
+    /// Does an operation.
+    fn land(&mut self, operation: Held) {
+        match operation {
+            Held::Read { offset, size, reply } => {
+                let start = (offset as usize).min(self.content.len());
+                let end = (start + size as usize).min(self.content.len());
+                reply.data(&self.content[start..end]);
+            }
+            Held::Write { offset, data, reply } => {
+                let start = offset as usize;
+                self.reach(start + data.len());
+                self.content[start..start + data.len()].copy_from_slice(&data);
+                reply.written(data.len() as u32);
+            }
+            Held::Sync(reply) => reply.ok(),
+            Held::Punch { offset, len, mode, reply } => {
+                let end = (offset + len) as usize;
+                if mode & libc::FALLOC_FL_KEEP_SIZE == 0 {
+                    self.reach(end);
+                }
+                if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0 {
+                    let end = end.min(self.content.len());
+                    self.content[(offset as usize).min(end)..end].fill(0);
+                }
+                reply.ok();
+            }
+        }
+    }
+
+    /// Makes the file at least so long.
+    fn reach(&mut self, len: usize) {
+        if self.content.len() < len {
+            self.content.resize(len, 0);
+        }
     }
 }
 
@@ -54,6 +137,17 @@ struct Shared {
 }
 
 impl Shared {
+    /// Does an operation, or holds it.
+    fn take(&self, operation: Held) {
+        let mut state = self.lock();
+        if state.is_held(operation.kind()) {
+            state.held.push(operation);
+            self.more.notify_all();
+        } else {
+            state.land(operation);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -80,7 +174,7 @@ impl StallingDisk {
     /// # Panics
     /// If the scratch folder can't be written.
     pub fn new(bytes: usize) -> Option<Self> {
-        let mut disk = Self::mounted(bytes, None)?;
+        let mut disk = Self::mounted(bytes, None, Changes::None)?;
         disk.device = Some(LoopDevice::directly_over(&disk.file())?);
         Some(disk)
     }
@@ -90,7 +184,15 @@ impl StallingDisk {
     /// # Panics
     /// If the scratch folder can't be written.
     pub fn without_locks(bytes: usize, answer: Errno) -> Option<Self> {
-        Self::mounted(bytes, Some(answer))
+        Self::mounted(bytes, Some(answer), Changes::None)
+    }
+
+    /// The file alone, which may grow.
+    ///
+    /// # Panics
+    /// If the scratch folder can't be written.
+    pub fn file_alone() -> Option<Self> {
+        Self::mounted(0, None, Changes::OfRanges)
     }
 
     /// The file that the disk's bytes are in.
@@ -98,7 +200,7 @@ impl StallingDisk {
         self.scratch.file("mnt").join(NAME)
     }
 
-    fn mounted(bytes: usize, locks: Option<Errno>) -> Option<Self> {
+    fn mounted(bytes: usize, locks: Option<Errno>, changes: Changes) -> Option<Self> {
         if !is_root() {
             eprintln!("skipped: a file system of its own needs root");
             return None;
@@ -108,7 +210,7 @@ impl StallingDisk {
         std::fs::create_dir(&place).expect("scratch is writable");
         let shared = Arc::new(Shared::default());
         shared.lock().content = vec![0; bytes];
-        let files = Files { shared: Arc::clone(&shared), locks };
+        let files = Files { shared: Arc::clone(&shared), changes, locks };
         let session = match Session::new(files, &place, &Config::default()).and_then(Session::spawn) {
             Ok(session) => session,
             Err(error) => {
@@ -131,15 +233,24 @@ impl StallingDisk {
 
     /// Holds the next write that comes, until [`StallingDisk::release`].
     pub fn hold_next_write(&self) {
-        self.shared.lock().to_hold += 1;
+        let mut state = self.shared.lock();
+        state.hold = match state.hold {
+            Hold::Writes(more) => Hold::Writes(more + 1),
+            _ => Hold::Writes(1),
+        };
     }
 
-    /// Counts the writes that are held.
+    /// Holds the next operation of a kind that comes, or all operations if none is named, until [`StallingDisk::release`].
+    pub fn hold(&self, kind: Option<Kind>) {
+        self.shared.lock().hold = kind.map_or(Hold::All, Hold::First);
+    }
+
+    /// Counts the operations that are held.
     pub fn held(&self) -> usize {
         self.shared.lock().held.len()
     }
 
-    /// Waits until a write is held.
+    /// Waits until an operation is held.
     ///
     /// # Panics
     /// If none comes within two minutes.
@@ -153,13 +264,12 @@ impl StallingDisk {
         assert!(!wait.timed_out(), "no write came");
     }
 
-    /// Lets the writes that are held land, and holds no more.
+    /// Lets what is held happen, and holds no more.
     pub fn release(&self) {
         let mut state = self.shared.lock();
-        state.to_hold = 0;
-        for Held { offset, data, reply } in std::mem::take(&mut state.held) {
-            state.land(offset, &data);
-            reply.written(data.len() as u32);
+        state.hold = Hold::Nothing;
+        for operation in std::mem::take(&mut state.held) {
+            state.land(operation);
         }
     }
 }
@@ -178,9 +288,17 @@ impl Drop for StallingDisk {
     }
 }
 
+/// Whether the file system makes holes and zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changes {
+    OfRanges,
+    None,
+}
+
 /// The file system: a folder with one file.
 struct Files {
     shared: Arc<Shared>,
+    changes: Changes,
     /// The answer to who asks for a lock; without one, the kernel has locks.
     locks: Option<Errno>,
 }
@@ -232,7 +350,34 @@ impl Filesystem for Files {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.attributes(ino) {
-            Some(found) => reply.attr(&LONGEST, &found),
+            Some(found) => reply.attr(&Duration::ZERO, &found),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u32>,
+        size: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if let Some(size) = size.filter(|_| ino == FILE) {
+            self.shared.lock().content.resize(size as usize, 0);
+        }
+        match self.attributes(ino) {
+            Some(found) => reply.attr(&Duration::ZERO, &found),
             None => reply.error(Errno::ENOENT),
         }
     }
@@ -252,10 +397,7 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let state = self.shared.lock();
-        let start = (offset as usize).min(state.content.len());
-        let end = (start + size as usize).min(state.content.len());
-        reply.data(&state.content[start..end]);
+        self.shared.take(Held::Read { offset, size, reply });
     }
 
     fn write(
@@ -270,15 +412,7 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let mut state = self.shared.lock();
-        if let Some(left) = state.to_hold.checked_sub(1) {
-            state.to_hold = left;
-            state.held.push(Held { offset, data: data.to_vec(), reply });
-            self.shared.more.notify_all();
-        } else {
-            state.land(offset, data);
-            reply.written(data.len() as u32);
-        }
+        self.shared.take(Held::Write { offset, data: data.to_vec(), reply });
     }
 
     fn getlk(
@@ -313,10 +447,22 @@ impl Filesystem for Files {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
+        self.shared.take(Held::Sync(reply));
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(Errno::EOPNOTSUPP);
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        match self.changes {
+            Changes::OfRanges => self.shared.take(Held::Punch { offset, len, mode, reply }),
+            Changes::None => reply.error(Errno::EOPNOTSUPP),
+        }
     }
 }

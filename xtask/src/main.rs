@@ -58,6 +58,10 @@ enum Command {
     Differential(PassThrough),
     /// Age an image by rewrites, trims, snapshots and resizes, and judge every command on it
     Aged(PassThrough),
+    /// Serve an image under mixed load for as long as wanted, and record what the server takes
+    Days(PassThrough),
+    /// Stall the disks of servers, and judge that nothing fails and nothing is lost
+    Stalls(PassThrough),
     /// Run everything that looks for mistakes by chance, for as long as wanted, and report what was done
     Torture(torture::TortureArgs),
     /// Run the fuzz targets in turns, guided by coverage (nightly Rust)
@@ -123,6 +127,8 @@ fn main() -> ExitCode {
         Command::Test(args) => suite::command(&args),
         Command::Demo(args) => setup::ensure(Need::Demo).and_then(|()| demo::command(&args)),
         Command::Differential(pass) => suite::program_of_tests("differential", &pass.args),
+        Command::Days(pass) => suite::program_of_tests("days", &pass.args),
+        Command::Stalls(pass) => suite::program_of_tests("stalls", &pass.args),
         Command::Aged(pass) => suite::program_of_tests("aged", &pass.args),
         Command::Torture(args) => torture::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),

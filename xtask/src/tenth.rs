@@ -17,7 +17,7 @@ pub(crate) enum Tenth {
 
 /// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
 /// fall into its tenth.
-const FAMILIES: [&str; 17] = [
+const FAMILIES: [&str; 18] = [
     "zebu::check clean::matrix",
     "zebu::jobs matrix::",
     "zebu::mapping_pressure ",
@@ -30,6 +30,7 @@ const FAMILIES: [&str; 17] = [
     "zebu-tests::formats packed_sources::",
     "zebu-tests::images aged::",
     "zebu-tests::images compressed_matrix::",
+    "zebu-tests::images large::",
     "zebu-tests::images random_operations::",
     "zebu-tests::losses ",
     "zebu-tests::serve guest::",

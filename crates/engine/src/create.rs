@@ -145,6 +145,10 @@ impl Image {
         if let Some(data_file) = &data_file {
             raw::create(worker, data_file, size, Preallocation::Off, control).await?;
         }
+        if create::is_preallocated_by_formula(&file, options) {
+            create::write_preallocated(worker, &file, header, options.preallocation, control).await?;
+            return unlock(&file);
+        }
         create::write_empty(worker, &file, header, encryption, create::Magic::Written).await?;
         let preallocation = match options.preallocation {
             // A raw data file has every cluster at its own place from the start.

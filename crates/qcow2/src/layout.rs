@@ -5,9 +5,11 @@ use crate::error::FormatError;
 use crate::geometry::Geometry;
 use crate::header::Header;
 use crate::l1::L1Entry;
+use crate::l2::L2Entry;
 use crate::limits;
 use crate::offsets::HostOffset;
 use crate::refcount::{self, RefTableEntry};
+use std::ops::Range;
 
 /// Refcount blocks and refcount table of an image, in clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -229,6 +231,36 @@ impl FreshLayout {
         table
     }
 
+    /// The L1 table, whole clusters: an entry for each L2 table of the layout.
+    pub fn l1(&self) -> Vec<u8> {
+        let cluster = self.geometry.cluster_size();
+        let mut table = Vec::new();
+        for index in 0..u64::from(self.l2_tables) {
+            // The plan has bounded all offsets below 2^56.
+            let l2 = self.l2_offset.0.saturating_add(index.saturating_mul(cluster));
+            table.extend_from_slice(&L1Entry::new(HostOffset(l2), true).0.to_be_bytes());
+        }
+        table.resize((table.len() as u64).next_multiple_of(cluster) as usize, 0);
+        table
+    }
+
+    /// L2 tables `tables` of the layout, one cluster each: every cluster of the disk is data, in the disk's order.
+    pub fn l2(&self, tables: Range<u32>) -> Vec<u8> {
+        let geometry = &self.geometry;
+        let cluster = geometry.cluster_size();
+        let per_table = geometry.l2_entries();
+        let clusters = u64::from(tables.start).saturating_mul(per_table)
+            ..u64::from(tables.end).saturating_mul(per_table).min(self.data_clusters);
+        let mut table =
+            vec![0; u64::from(tables.end.saturating_sub(tables.start)).saturating_mul(cluster) as usize];
+        for (index, number) in clusters.enumerate() {
+            let host = self.data_offset.0.saturating_add(number.saturating_mul(cluster));
+            let written = L2Entry::data(HostOffset(host), geometry).write(&mut table, index, geometry);
+            debug_assert!(written.is_ok(), "entry {index} lies behind its tables");
+        }
+        table
+    }
+
     /// Refcount block `index`, one cluster: 1 for each cluster of the image. `None` past the last.
     pub fn refblock(&self, index: u64) -> Option<Vec<u8>> {
         if index >= self.refcounts.blocks {
@@ -314,6 +346,32 @@ mod tests {
             let fewer = found.blocks - 1;
             let table = fewer.div_ceil(g.reftable_entries_per_cluster());
             prop_assert!(fewer * g.refcount_entries_per_block() < clusters + fewer + table);
+        }
+
+        #[test]
+        fn tables_of_a_layout_map_every_cluster_once(
+            cluster_bits in 14u32..=16,
+            extended in any::<bool>(),
+            size in 0u64..3 << 27,
+        ) {
+            let format = if extended { L2Format::Extended } else { L2Format::Standard };
+            let g = Geometry::new(Version::V3, cluster_bits, 4, format, DataLocation::InImage).unwrap();
+            let layout = FreshLayout::plan(size, &g, Preallocation::All).unwrap();
+            let (l1, l2) = (layout.l1(), layout.l2(0..layout.l2_tables));
+            let per_table = g.l2_entries();
+            for cluster in 0..u64::from(layout.l2_tables) * per_table {
+                let table = L1Entry::read(&l1, (cluster / per_table) as usize).unwrap();
+                prop_assert!(table.copied());
+                let expected = HostOffset(layout.l2_offset.0 + cluster / per_table * g.cluster_size());
+                prop_assert_eq!(table.table(), Some(expected));
+                let entry = L2Entry::read(&l2, cluster as usize, &g).unwrap();
+                let data = HostOffset(layout.data_offset.0 + cluster * g.cluster_size());
+                let expected = (cluster < layout.data_clusters).then(|| L2Entry::data(data, &g));
+                prop_assert_eq!(entry, expected.unwrap_or_default());
+            }
+            prop_assert_eq!(layout.data_clusters, size.div_ceil(g.cluster_size()));
+            let (first, rest) = (layout.l2(0..layout.l2_tables / 2), layout.l2(layout.l2_tables / 2..layout.l2_tables));
+            prop_assert_eq!([first, rest].concat(), l2);
         }
 
         #[test]

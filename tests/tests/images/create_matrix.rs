@@ -276,6 +276,23 @@ fn xfs_io() -> PathBuf {
     find("xfs_io").expect("xfs_io is missing: `cargo xtask setup` installs it")
 }
 
+/// A copy by reflink has the hint of its source.
+#[test]
+fn reflinked_copies_keep_the_extent_size_hint_on_xfs() {
+    let Some(qemu) = Qemu::find() else { return };
+    let Some(xfs) = Mounted::on_loop("mkfs.xfs", 512 << 20) else { return };
+    let dir = &xfs.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "-o", "extent_size_hint=2M", "source", "1G"]).ok();
+    qemu.io(dir, "-f qcow2", "source", &["write -q 0 10M"]).ok();
+    zebu(dir, ["clone", "-q", "-f", "qcow2", "--mode", "reflink", "source", IMAGE]).ok();
+    assert_eq!(hint(&qemu, dir), 2 << 20);
+    std::fs::remove_file(dir.join(IMAGE)).expect("it is ours");
+    let server = Server::start(dir, "--control ctl.sock -f qcow2 source");
+    zebu(dir, ["ctl", "ctl.sock", "snapshot-create", "", "--to", IMAGE]).ok();
+    server.stop();
+    assert_eq!(hint(&qemu, dir), 2 << 20);
+}
+
 /// First writes to a copy by reflink, in any order, leave it in fewer pieces than those to a copy without the hint.
 #[test]
 fn reflinked_copies_stay_in_few_pieces_on_xfs() {

@@ -10,6 +10,8 @@ mod compressed_matrix;
 mod compressed_reads;
 mod create_matrix;
 mod full_disk;
+mod large;
+mod memory_pressure;
 mod preallocation;
 mod random_operations;
 mod read_matrix;

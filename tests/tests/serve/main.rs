@@ -1,6 +1,7 @@
 //! Servers: their control, limits, sandbox, guests, FUSE and vhost-user.
 
 mod clean_ends;
+mod days;
 mod fuse;
 mod guest;
 mod handed_over;
@@ -12,6 +13,7 @@ mod sandbox;
 mod serve_control;
 mod serve_load;
 mod server_log;
+mod stalls;
 mod swapped_names;
 mod threads;
 mod ublk;

@@ -6,6 +6,7 @@ use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
+use crate::program::Program;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
@@ -181,7 +182,9 @@ pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
         OutputFormat::Json => {
             stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?;
         }
-        OutputFormat::Human if !args.quiet => stdout::print(&human_text(&plan, &measured, stats))?,
+        OutputFormat::Human if !args.quiet => {
+            stdout::print(&human_text(context.dialect, &plan, &measured, stats))?
+        }
         OutputFormat::Human => {}
     }
     Ok(0)
@@ -374,10 +377,13 @@ fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-fn human_text(plan: &Plan, measured: &Measured, activity: Activity) -> String {
+fn human_text(dialect: Program, plan: &Plan, measured: &Measured, activity: Activity) -> String {
     let report = Report::new(plan, measured, activity);
     let latency = &report.latency_us;
     let mut text = format!("Run completed in {:.3} seconds.\n", report.seconds);
+    if dialect.is_qemu() {
+        return text;
+    }
     let _ = writeln!(text, "{:.0} IOPS, {}/s", report.iops, size_exact(report.bytes_per_second));
     let _ = writeln!(
         text,

@@ -172,3 +172,15 @@ fn buffers_may_begin_past_a_page() {
         ran.fails_naming(1, &["buffer offset"]);
     }
 }
+
+/// A script takes the last line: as QEMU, the time under its name, and nothing behind it.
+#[test]
+fn under_the_name_of_qemu_the_time_comes_last() {
+    let scratch = Scratch::new();
+    scratch.zebu(&words("create -q -f qcow2 a.qcow2 16M")).ok();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), scratch.file("qemu-img")).unwrap();
+    let program = scratch.file("qemu-img");
+    let ran = scratch.run(program.to_str().unwrap(), &words("bench -f qcow2 -c 100 a.qcow2")).ok();
+    let last = ran.stdout.lines().last().unwrap();
+    assert!(last.starts_with("Run completed in ") && last.ends_with(" seconds."), "{ran:#?}");
+}

@@ -173,7 +173,7 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     made.add(&temporary);
     let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::No).lock(LockMode::Write);
     let copy = File::open(&temporary, &flags)?;
-    expect_copies(&copy);
+    expect_copies(&copy, file);
     if let Err(error) = worker.clone_range(file, 0, &copy, 0, file.len()).await {
         return match error.kind {
             IoErrorKind::Unsupported => {

@@ -120,7 +120,7 @@ async fn share(worker: &Worker, image: &Image, copy: &File, path: &Path) -> Resu
         Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => {}
     }
     let file = image.0.image_file();
-    expect_copies(copy);
+    expect_copies(copy, file);
     worker.clone_range(file, 0, copy, 0, file.len()).await.map_err(|error| match error.kind {
         IoErrorKind::Unsupported => {
             let message = format!(

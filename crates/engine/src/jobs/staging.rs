@@ -49,10 +49,14 @@ pub(super) fn sync_directory_of(path: &Path) -> Result<()> {
 /// Bytes that are set aside at once when a copy by reflink is written for the first time.
 const COW_EXTENT: u32 = 1 << 20;
 
-/// Has the first writes to a copy by reflink leave it in few pieces, where the file system takes such a hint. Where it
-/// does not, the copy is as good as any.
-pub(super) fn expect_copies(file: &File) {
+/// Has writes to an empty file that is to share the blocks of `source` leave it in few pieces, where the file system takes such
+/// hints: the first ones to shared blocks, and those to new ones. Where it does not, the copy is as good as any.
+pub(super) fn expect_copies(file: &File, source: &File) {
     let _ = file.set_cow_extent_size_hint(COW_EXTENT);
+    // A file that has blocks takes no such hint.
+    if let Some(hint) = source.extent_size_hint() {
+        let _ = file.set_extent_size_hint(hint);
+    }
 }
 
 /// Makes an image's files durable.

@@ -141,7 +141,7 @@ impl Spool {
     pub(super) fn target(&self, context: &Context) -> Result<PathBuf, Failure> {
         let file =
             self.file.try_clone().map_err(|error| Failure::new(format!("temporary image: {error}")))?;
-        context.disks.names.note_open(PathBuf::from("temporary image"), file.into()).map_err(Failure::new)
+        context.disks.names.note_open(self.path(), file.into()).map_err(Failure::new)
     }
 
     /// Has all bytes of standard input in the image, `most` of them at most.

@@ -267,6 +267,16 @@ fn a_file_of_that_name() {
     assert!(scratch.read("-") == scratch.read("a.raw"));
 }
 
+/// No file of the user's has the name of an image that is made before it goes out.
+#[test]
+fn a_source_may_have_any_name() {
+    let scratch = Scratch::new();
+    scratch.write("temporary image", &noise(1, 1 << 20));
+    let script = format!("{} convert -f raw -O vhdx 'temporary image' - > out", env!("CARGO_BIN_EXE_zebu"));
+    assert!(scratch.command("sh", &["-c", &script]).status().unwrap().success());
+    identical(&scratch, "temporary image", "out");
+}
+
 /// Progress goes to standard error.
 #[test]
 fn progress_does_not_mix_with_the_image() {

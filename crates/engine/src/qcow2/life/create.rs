@@ -2,12 +2,14 @@
 
 use crate::crypt::new_header::{NewEncryption, NewMethod};
 use crate::error::format_error;
-use crate::options::{CreateOptions, Preallocation};
+use crate::options::{CreateOptions, Format, Preallocation};
+use crate::progress::{JobControl, Phase, Tracker};
+use crate::reservation::Reservation;
 use crate::{Error, ErrorKind, Result};
 use zebu_qcow2::layout::{self, FreshLayout};
 use zebu_qcow2::luks::LuksPointer;
 use zebu_qcow2::{Autoclear, Compatible, DataLocation, FormatError, Header, L2Format, NewHeader, Version};
-use zebu_storage::{File, IoBuf, Worker};
+use zebu_storage::{File, FileKind, IoBuf, Worker};
 
 /// The header of a new image, without the places of its tables.
 pub(crate) fn new_header(options: &CreateOptions, size: u64) -> Result<Header> {
@@ -108,6 +110,9 @@ pub(crate) async fn in_file(
     write_empty(worker, file, header, options.encryption.as_ref(), magic).await
 }
 
+/// Bytes of tables that are written at once.
+const PIECE: u64 = 1 << 20;
+
 /// Writes the structures of an empty image into `file`, which is empty.
 pub(crate) async fn write_empty(
     worker: &Worker,
@@ -117,7 +122,6 @@ pub(crate) async fn write_empty(
     magic: Magic,
 ) -> Result<()> {
     let path = file.path();
-    let invalid = |e: FormatError| format_error(path, &e);
     let geometry = header.geometry();
     let luks = match encryption {
         Some(encryption) => encryption.make(worker, path).await?.bytes,
@@ -126,8 +130,7 @@ pub(crate) async fn write_empty(
     let luks_len = luks.len() as u64;
     let layout =
         FreshLayout::plan_with_luks(header.virtual_size(), luks_len, &geometry, layout::Preallocation::Off)
-            .map_err(invalid)?;
-    layout.apply_to(&mut header);
+            .map_err(|e| format_error(path, &e))?;
     match encryption.map(|encryption| encryption.method) {
         None => {}
         Some(NewMethod::Luks1) => {
@@ -135,34 +138,126 @@ pub(crate) async fn write_empty(
         }
         Some(NewMethod::LegacyAes) => header.set_aes(),
     }
-    let mut encoded = header.encode().map_err(invalid)?;
+    // The last structure is the L1 table or a LUKS header; what is not written of it is a hole.
+    let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
+    let end = end.max(layout.total_clusters * geometry.cluster_size());
+    if file.kind() == FileKind::BlockDevice {
+        worker.write_zero_bytes(file, 0, end).await.map_err(|e| Error::from(e).on(path))?;
+    } else {
+        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
+    }
+    Pieces::at(worker, file, layout.luks_offset.0).put_last(&luks).await?;
+    finish(worker, file, header, &layout, magic).await
+}
+
+/// Tells whether the tables of a new image follow from a formula: each cluster has its place, in the disk's order, and what is new in
+/// `file` reads as zero.
+pub(crate) fn is_preallocated_by_formula(file: &File, options: &CreateOptions) -> bool {
+    options.preallocation != Preallocation::Off
+        && file.kind() == FileKind::Regular
+        && options.data_file.is_none()
+        && options.backing.is_none()
+        && options.encryption.is_none()
+}
+
+/// Writes an image whose clusters all have a place into `file`, which is empty.
+pub(crate) async fn write_preallocated(
+    worker: &Worker,
+    file: &File,
+    header: Header,
+    mode: Preallocation,
+    control: &JobControl,
+) -> Result<()> {
+    let path = file.path();
+    let geometry = header.geometry();
+    let layout = FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::All)
+        .map_err(|e| format_error(path, &e))?;
+    let data = layout.data_offset.0..layout.total_clusters * geometry.cluster_size();
+    let tracker = Tracker::catching(control, Phase::Reserving, data.end - data.start);
+    worker.set_len(file, data.end).await.map_err(|e| Error::from(e).on(path))?;
+    let space = Reservation { worker, file, format: Format::Qcow2, tracker: &tracker };
+    match mode {
+        Preallocation::Full => space.write_zeroes(data).await?,
+        Preallocation::Falloc => space.allocate(data).await?,
+        Preallocation::Off | Preallocation::Metadata => {}
+    }
+    Pieces::at(worker, file, layout.l1_offset.0).put_last(&layout.l1()).await?;
+    let mut pieces = Pieces::at(worker, file, layout.l2_offset.0);
+    let at_once = u32::try_from(PIECE / geometry.cluster_size()).unwrap_or(1).max(1);
+    for first in (0..layout.l2_tables).step_by(at_once as usize) {
+        tracker.check()?;
+        let tables = first..layout.l2_tables.min(first.saturating_add(at_once));
+        pieces.put(&layout.l2(tables.clone())).await?;
+        if mode == Preallocation::Metadata {
+            tracker.advance(
+                u64::from(tables.end - tables.start) * geometry.l2_entries() * geometry.cluster_size(),
+            );
+        }
+    }
+    pieces.put_last(&[]).await?;
+    finish(worker, file, header, &layout, Magic::Written).await?;
+    tracker.finish(None);
+    tracker.check_reports()
+}
+
+/// Writes the counts of a layout and, once all that it counts is durable, the header.
+async fn finish(
+    worker: &Worker,
+    file: &File,
+    mut header: Header,
+    layout: &FreshLayout,
+    magic: Magic,
+) -> Result<()> {
+    let path = file.path();
+    let geometry = &layout.geometry;
+    let mut pieces = Pieces::at(worker, file, layout.reftable_offset.0);
+    pieces.put(&layout.reftable()).await?;
+    // All but the last are full.
+    let full = layout.refblock(0).unwrap_or_default();
+    let last = layout.refcounts.blocks.saturating_sub(1);
+    for _ in 0..last {
+        pieces.put(&full).await?;
+    }
+    pieces.put_last(&layout.refblock(last).unwrap_or_default()).await?;
+    layout.apply_to(&mut header);
+    let mut encoded = header.encode().map_err(|e| format_error(path, &e))?;
     if magic == Magic::Withheld {
         encoded[..4].fill(0);
     }
     // A whole block, as everything else is written.
     encoded.resize(encoded.len().next_multiple_of(geometry.cluster_size().min(4096) as usize), 0);
-    let put = async |offset: u64, bytes: &[u8]| {
-        let (result, _) = worker.write(file, offset, IoBuf::copy_of(bytes).into()).await;
-        result.map_err(|e| Error::from(e).on(path))
-    };
-    // The last structure is the L1 table or a LUKS header; what is not written of it is a hole.
-    let end = layout.l1_offset.0 + u64::from(layout.l1_entries) * 8;
-    let end = end.max(layout.total_clusters * geometry.cluster_size());
-    if file.kind() == zebu_storage::FileKind::BlockDevice {
-        worker.write_zero_bytes(file, 0, end).await.map_err(|e| Error::from(e).on(path))?;
-    } else {
-        worker.set_len(file, end).await.map_err(|e| Error::from(e).on(path))?;
-    }
-    put(layout.reftable_offset.0, &layout.reftable()).await?;
-    for index in 0..layout.refcounts.blocks {
-        if let Some(block) = layout.refblock(index) {
-            put(layout.refblocks_offset.0 + index * geometry.cluster_size(), &block).await?;
-        }
-    }
-    if !luks.is_empty() {
-        put(layout.luks_offset.0, &luks).await?;
-    }
     worker.flush(file).await.map_err(|e| Error::from(e).on(path))?;
-    put(0, &encoded).await?;
+    Pieces::at(worker, file, 0).put_last(&encoded).await?;
     worker.flush(file).await.map_err(|e| Error::from(e).on(path))
+}
+
+/// Tables that follow each other in a file, written in large pieces.
+struct Pieces<'a> {
+    worker: &'a Worker,
+    file: &'a File,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Pieces<'a> {
+    fn at(worker: &'a Worker, file: &'a File, at: u64) -> Self {
+        Self { worker, file, at, bytes: Vec::new() }
+    }
+
+    async fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() as u64 >= PIECE { self.write().await } else { Ok(()) }
+    }
+
+    async fn put_last(mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.is_empty() { Ok(()) } else { self.write().await }
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        let (result, _) = self.worker.write(self.file, self.at, IoBuf::copy_of(&self.bytes).into()).await;
+        self.at += self.bytes.len() as u64;
+        self.bytes.clear();
+        result.map_err(|e| Error::from(e).on(self.file.path()))
+    }
 }
