@@ -4,27 +4,26 @@
 //! waits, detached, in the value; with the first request it takes a seat on the thread that makes it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use zebu::{DetachedQueue, Queue};
 
 thread_local! {
-    /// The queues that sit on this thread.
-    static SEATED: RefCell<HashMap<u64, Rc<Queue>>> = RefCell::default();
+    /// The queues that sit on this thread, and what tells them apart.
+    static SEATED: RefCell<Vec<(Arc<()>, Rc<Queue>)>> = RefCell::default();
 }
 
 /// A queue, here or on its way.
 pub(crate) struct Seat {
-    number: u64,
+    /// No other seat has the same allocation.
+    mark: Arc<()>,
     detached: Option<DetachedQueue>,
 }
 
 impl Seat {
     pub(crate) fn new(queue: DetachedQueue) -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        Self { number: NUMBERS.fetch_add(1, Ordering::Relaxed), detached: Some(queue) }
+        Self { mark: Arc::default(), detached: Some(queue) }
     }
 
     /// The queue, which belongs to this thread from the first call on.
@@ -34,11 +33,11 @@ impl Seat {
     pub(crate) fn queue(&mut self) -> io::Result<Rc<Queue>> {
         SEATED.with_borrow_mut(|seated| {
             if let Some(queue) = self.detached.take() {
-                seated.insert(self.number, Rc::new(queue.attach()));
+                seated.push((Arc::clone(&self.mark), Rc::new(queue.attach())));
             }
-            seated
-                .get(&self.number)
-                .cloned()
+            let found = seated.iter().find(|(mark, _)| Arc::ptr_eq(mark, &self.mark));
+            found
+                .map(|(_, queue)| Rc::clone(queue))
                 .ok_or_else(|| io::Error::other("the queue is used by another thread"))
         })
     }
@@ -47,7 +46,11 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         // On another thread nothing is found: the queue ends with its own thread.
-        let queue = SEATED.try_with(|seated| seated.borrow_mut().remove(&self.number));
+        let queue = SEATED.try_with(|seated| {
+            let mut seated = seated.borrow_mut();
+            let at = seated.iter().position(|(mark, _)| Arc::ptr_eq(mark, &self.mark));
+            at.map(|at| seated.swap_remove(at))
+        });
         drop(queue);
     }
 }

@@ -3,11 +3,12 @@
 
 use crate::failure::Failure;
 use crate::store_target::store_name;
+use crate::values::NamedFormat;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use zebu::Format;
-use zebu_disks::{NamedFormat, Program, printable, without_secrets};
+use zebu_disks::{Program, printable, without_secrets};
 
 /// Ends of names, and the formats that they stand for.
 const SUFFIXES: [(&str, &str); 7] = [

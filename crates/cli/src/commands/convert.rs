@@ -1,5 +1,6 @@
 //! `zebu convert`: copies images into a new or an existing one.
 
+mod args;
 mod destination;
 mod packed_source;
 mod pipe;
@@ -7,26 +8,24 @@ mod report;
 mod store;
 mod written_once;
 
-use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
+use crate::arguments::ImageArgs;
 use crate::backing::{self, CheckName};
-use crate::compression::CompressionArgs;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
-use crate::new_file::{ForceArg, settle_format};
+use crate::new_file::settle_format;
 use crate::output::{json, stderr, stdout};
-use crate::packed::PackedArgs;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::unreadable;
-use crate::values::{
-    Aio, NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats,
-};
-use crate::watch::{ProgressArg, Watch};
+use crate::values::{Aio, OutputFormat};
+use crate::watch::Watch;
+pub(crate) use args::ConvertArgs;
+use args::Copy;
 use destination::Destination;
 use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
@@ -39,195 +38,10 @@ use zebu::jobs::{
 };
 use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
 use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
-use zebu_disks::size::size_argument;
-use zebu_disks::{Context, ImageSpec, Program, Sources, errno_text, given_only, local_path};
+use zebu_disks::{Context, ImageSpec, Sources, errno_text, given_only, local_path};
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
 const SPARSE_SIZE: u64 = 4096;
-
-/// Arguments of `zebu convert`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct ConvertArgs {
-    /// Say nothing but errors
-    #[arg(short, long)]
-    quiet: bool,
-
-    #[command(flatten)]
-    progress: ProgressArg,
-
-    /// Format of the sources [default: probed]
-    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    source_format: Option<NamedFormat>,
-
-    /// Format of the target [default: by the name's suffix]
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
-    target_format: Option<NamedFormat>,
-
-    /// Options of the new image, as key=value,... (-o help lists them)
-    #[arg(short = 'o', long, value_name = "OPTIONS")]
-    target_options: Vec<String>,
-
-    /// Cache mode of the sources [default: O_DIRECT on ext4 and XFS where at most half of a source is in the page cache and none needs a key; else through it, and it keeps no more of them than it had]
-    #[arg(short = 'T', long, value_name = "CACHE", value_parser = caches())]
-    source_cache: Option<CacheMode>,
-
-    /// Cache mode of the target [default: none where its file system can, else one write at a time]
-    #[arg(short = 't', long, value_name = "CACHE", value_parser = caches())]
-    target_cache: Option<CacheMode>,
-
-    /// Convert this internal snapshot, given by its id or name
-    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
-    source_snapshot: Option<String>,
-
-    /// Make the target an overlay of this image, which holds what the backing file of the source holds
-    #[arg(short = 'B', long, value_name = "FILENAME")]
-    backing: Option<String>,
-
-    /// Format of the backing file of the target
-    #[arg(short = 'F', long, value_name = "FMT", value_parser = formats())]
-    backing_format: Option<NamedFormat>,
-
-    /// Write into a target that exists; everything in it is overwritten
-    #[arg(short = 'n', long)]
-    no_create: bool,
-
-    /// The target reads as zero everywhere: zeroes need not be written (with -n)
-    #[arg(long, requires = "no_create")]
-    target_is_zero: bool,
-
-    /// The target's name is a list of options (with -n)
-    #[arg(long, requires = "no_create")]
-    target_image_opts: bool,
-
-    /// Compress the clusters of the target (-o compression_type chooses how)
-    #[arg(short = 'c', long)]
-    compress: bool,
-
-    #[command(flatten)]
-    compression: CompressionArgs,
-
-    /// Runs of zeroes of at least so many bytes become holes; 0 writes everything [default: 4k]
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument)]
-    sparse_size: Option<u64>,
-
-    /// How data gets to the target
-    #[arg(long, value_enum, default_value_t = Copy::Auto, value_name = "WAY")]
-    copy: Copy,
-
-    /// The same as --copy range
-    #[arg(short = 'C', long, conflicts_with = "copy")]
-    copy_range_offloading: bool,
-
-    /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = pieces())]
-    parallel: Option<u16>,
-
-    /// Threads that copy
-    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
-    workers: u16,
-
-    /// Memory for copy buffers, at least 64k
-    #[arg(long, value_name = "SIZE", value_parser = buffer_argument, default_value = "64M")]
-    buffer_memory: usize,
-
-    /// Let clusters lie in the order in which they come, not in that of the disk: the same disk makes another file each time
-    #[arg(short = 'W', long)]
-    oob_writes: bool,
-
-    /// Derive the identities of the target from this number, in formats that have such (vmdk, vhdx, vpc, vdi) [default: from the identity of the source, else random]
-    #[arg(long, value_name = "NUM", conflicts_with = "no_create")]
-    seed: Option<u64>,
-
-    /// Copy at most so many bytes a second; 0: no limit
-    #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
-    rate: Option<Rate>,
-
-    /// Copy the persistent dirty bitmaps of the source too
-    #[arg(long)]
-    bitmaps: bool,
-
-    /// Leave out bitmaps that are inconsistent
-    #[arg(long, requires = "bitmaps")]
-    skip_broken_bitmaps: bool,
-
-    /// Go on where the source can't be read: such ranges become zero, and are listed
-    #[arg(long)]
-    salvage: bool,
-
-    /// Say what would be read, and write nothing
-    #[arg(long)]
-    dry_run: bool,
-
-    #[command(flatten)]
-    packed: PackedArgs,
-
-    #[command(flatten)]
-    force: ForceArg,
-
-    #[command(flatten)]
-    force_share: ForceShareArg,
-
-    /// Print what was done, in this format
-    #[arg(long, value_enum, value_name = "human|json", hide_possible_values = true)]
-    output: Option<OutputFormat>,
-
-    #[command(flatten)]
-    backing_keys: BackingKeyArgs,
-
-    #[command(flatten)]
-    image: ImageArgs,
-
-    #[command(flatten)]
-    engine: EngineArgs,
-
-    /// The sources, copied one behind the other, and the target; '-' is standard input or output
-    #[arg(value_name = "FILES", num_args = 1..)]
-    files: Vec<OsString>,
-}
-
-/// `--copy`.
-#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Copy {
-    /// A reflink where file system and offsets allow it, else through buffers.
-    Auto,
-    /// A reflink or an error.
-    Reflink,
-    /// By the kernel (copy_file_range).
-    Range,
-    /// Through buffers.
-    Buffers,
-}
-
-fn sparse_argument(text: &str) -> Result<u64, String> {
-    let bytes =
-        size_argument(text).map_err(|error| format!("Invalid buffer size for sparse output: {error}"))?;
-    if bytes % 512 != 0 {
-        return Err("Invalid buffer size for sparse output: it must be 0 or a multiple of 512".to_owned());
-    }
-    Ok(bytes)
-}
-
-fn pieces() -> Words<u16> {
-    Words::unlisted(parallel_argument)
-}
-
-fn parallel_argument(dialect: Program, text: &str) -> Result<u16, String> {
-    let most = if dialect.is_qemu() { 16 } else { 256 };
-    let what = if dialect.is_qemu() { "number of coroutines" } else { "number of pieces" };
-    match text.parse() {
-        Ok(number) if (1..=most).contains(&number) => Ok(number),
-        Ok(_) => Err(format!("Invalid {what} specified. Must be between 1 and {most}.")),
-        Err(_) => Err(format!("Invalid {what} specified: '{text}'.")),
-    }
-}
-
-fn buffer_argument(text: &str) -> Result<usize, String> {
-    let bytes = size_argument(text).map_err(|error| error.to_string())?;
-    match usize::try_from(bytes) {
-        Ok(bytes) if bytes >= 64 << 10 => Ok(bytes),
-        _ => Err("at least 64k are needed".to_owned()),
-    }
-}
 
 /// Runs the command.
 pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failure> {
@@ -432,13 +246,6 @@ fn skipped_bitmaps(args: &ConvertArgs, images: &[Image]) -> Vec<String> {
 fn broken_bitmaps(images: &[Image]) -> Vec<String> {
     let bitmaps = images.iter().flat_map(Image::bitmaps).rev();
     bitmaps.filter(|bitmap| bitmap.in_use).map(|bitmap| bitmap.name).collect()
-}
-
-impl ConvertArgs {
-    /// The format of the target, asked for or not.
-    fn target_format(&self) -> Format {
-        self.target_format.as_ref().map_or(Format::Raw, |named| named.format)
-    }
 }
 
 /// Refuses what QEMU refuses, in its words, and leaves out what has no effect there.
@@ -817,23 +624,4 @@ fn check_backing(target: &Path, path: &Path) -> Result<(), Failure> {
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| Failure::new(format!("'{}': {error}", path.display())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_of_options_are_checked() {
-        use std::num::NonZeroU64;
-        assert_eq!(sparse_argument("0"), Ok(0));
-        assert_eq!(sparse_argument("64k"), Ok(65536));
-        assert!(sparse_argument("1000").is_err());
-        assert!(sparse_argument("1x").is_err());
-        assert_eq!(buffer_argument("1M"), Ok(1 << 20));
-        assert!(buffer_argument("4k").is_err());
-        assert_eq!(rate_argument("0"), Ok(Rate(None)));
-        assert_eq!(rate_argument("1k"), Ok(Rate(NonZeroU64::new(1024))));
-        assert!(rate_argument("-1").is_err() && rate_argument("").is_err());
-    }
 }

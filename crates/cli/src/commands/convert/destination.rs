@@ -1,6 +1,7 @@
 //! Where a conversion goes, read once from the command line.
 
-use super::{ConvertArgs, pipe};
+use super::args::ConvertArgs;
+use super::pipe;
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
 use crate::store_target::store_name;

@@ -3,7 +3,7 @@
 //! A raw image goes out as it is read. A plain qcow2 image goes out behind its tables, for which the sources' mappings are walked
 //! before. Everything else is made in a temporary file first.
 
-use super::ConvertArgs;
+use super::args::ConvertArgs;
 use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;

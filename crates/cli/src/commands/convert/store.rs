@@ -1,6 +1,6 @@
 //! `zebu convert` to an object in a store: what is written in order, without a copy on this machine.
 
-use super::ConvertArgs;
+use super::args::ConvertArgs;
 use super::written_once::{failed, write_raw};
 use crate::create_opts::CreateOpts;
 use crate::failure::Failure;
