@@ -6,7 +6,6 @@ use crate::bench::plan::{Direction, Drain, FlushEvery, Order, Plan};
 use crate::failure::Failure;
 use crate::output::units::size_exact;
 use crate::output::{json, stdout};
-use crate::program::Program;
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressMode, Watch};
@@ -16,6 +15,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, ImageStats};
 use zebu_disks::Context;
+use zebu_disks::Program;
 use zebu_disks::size::size_argument;
 
 /// Requests that are sent if neither a number nor a time is given.
