@@ -21,7 +21,8 @@ const GUIDE: &str = "docs/guide/c.md";
 pub(crate) fn obstacle() -> Option<String> {
     let needed = ["cc", "c++", "nm", "pkg-config", "valgrind", "qemu-img"];
     let missing: Vec<&str> = needed.into_iter().filter(|program| find(program).is_none()).collect();
-    (!missing.is_empty()).then(|| format!("missing: {}; `cargo xtask setup` installs them", missing.join(", ")))
+    (!missing.is_empty())
+        .then(|| format!("missing: {}; `cargo xtask setup` installs them", missing.join(", ")))
 }
 
 /// How a program of C is built and run.
@@ -34,6 +35,11 @@ enum Way {
 }
 
 impl Way {
+    /// The engines that programs use. Valgrind holds all threads up while one waits in io_uring_enter(2).
+    fn engines(self) -> &'static [&'static str] {
+        if self == Self::Valgrind { &["threads"] } else { &["io_uring", "threads"] }
+    }
+
     /// Rounds of each of the four threads.
     fn rounds(self) -> &'static str {
         if self == Self::Valgrind { "250" } else { "1000" }
@@ -52,8 +58,8 @@ pub(crate) fn test() -> Outcome {
     installed.example()?;
     for way in [Way::Plain, Way::Address, Way::Valgrind] {
         println!("{way:?}");
-        installed.misuse(way)?;
-        for engine in ["io_uring", "threads"] {
+        for engine in way.engines() {
+            installed.misuse(way, engine)?;
             installed.rounds(way, engine)?;
         }
     }
@@ -84,7 +90,9 @@ impl Installed {
         let mut found = Vec::new();
         for symbol in symbols {
             let name = symbol.strip_suffix(&format!("@@{VERSION}"));
-            found.push(name.ok_or_else(|| format!("{}: {symbol} has no version", library.display()))?.to_owned());
+            found.push(
+                name.ok_or_else(|| format!("{}: {symbol} has no version", library.display()))?.to_owned(),
+            );
         }
         found.sort();
         if found == wanted { Ok(()) } else { Err(format!("the library has {found:?}, the map {wanted:?}")) }
@@ -117,7 +125,8 @@ impl Installed {
 
     /// A command that runs a program.
     fn command(&self, program: &Path, way: Way) -> Command {
-        let mut command = Command::new(if way == Way::Valgrind { "valgrind".into() } else { OsString::from(program) });
+        let mut command =
+            Command::new(if way == Way::Valgrind { "valgrind".into() } else { OsString::from(program) });
         if way == Way::Valgrind {
             command.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--fair-sched=yes"]);
             command.args(["--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"]).arg(program);
@@ -167,9 +176,9 @@ impl Installed {
         qemu_img(&["compare", "-f", "qcow2", "-F", "raw"], &[&image, &folder.join("expected.raw")], &[])
     }
 
-    fn misuse(&self, way: Way) -> Outcome {
-        let folder = self.folder(&format!("misuse-{way:?}"))?;
-        run(self.program("misuse.c", way)?.arg(&folder))?;
+    fn misuse(&self, way: Way, engine: &str) -> Outcome {
+        let folder = self.folder(&format!("misuse-{way:?}-{engine}"))?;
+        run(self.program("misuse.c", way)?.arg(&folder).arg(engine))?;
         let images = [folder.join("misuse.qcow2"), folder.join("copy.qcow2")];
         qemu_img(&["compare", "-f", "qcow2", "-F", "qcow2"], &[&images[0], &images[1]], &[])
     }

@@ -29,8 +29,7 @@ const NATIVE: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ld
 
 pub(crate) fn command(args: &InstallArgs) -> Outcome {
     run(cargo().args(["build", "--release", "--locked", "--package", "zebu-capi"]))?;
-    let prefix =
-        std::path::absolute(&args.prefix).map_err(|e| format!("{}: {e}", args.prefix.display()))?;
+    let prefix = std::path::absolute(&args.prefix).map_err(|e| format!("{}: {e}", args.prefix.display()))?;
     place(&target_dir()?.join("release"), &prefix)
 }
 

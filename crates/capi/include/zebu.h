@@ -148,13 +148,14 @@ int zebu_queue_timeout(zebu_queue *queue);
 
 /*
  * Makes an image of `size` bytes, over a file of that name if there is one. `options`: format, which is to be given,
- * cluster_size, preallocation, backing, backing_format, cache.
+ * cluster_size, preallocation, backing, backing_format, cache, aio.
  */
 int zebu_create(const char *name, uint64_t size, const char *options);
 
 /*
  * Makes the image `target` with the disk of `source`, which is opened with `source_options` as by zebu_open(). `target_options` are
- * those of zebu_create(), and compress. -ECANCELED if `progress` cancelled it in time: nothing is left of a new target then.
+ * those of zebu_create(), with compress in the place of aio: the source's holds for both. -ECANCELED if `progress` cancelled it in
+ * time: nothing is left of a new target then.
  */
 int zebu_convert(const char *source, const char *source_options, const char *target, const char *target_options,
                  zebu_progress progress, void *user_data);

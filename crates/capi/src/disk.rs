@@ -2,11 +2,11 @@
 
 use crate::arguments::{bytes, bytes_mut, known_flags, options, path};
 use crate::failure::{Outcome, answer, answer_long, handle};
-use crate::handles;
 use crate::options::{creation, opening};
+use crate::{handles, job};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::IoSlice;
-use zebu::{Disk, Durability, ErrorKind, ZeroMode};
+use zebu::{Disk, Durability, ErrorKind, Image, ZeroMode};
 
 /// The flag of a write that is durable when it has ended.
 const FUA: u32 = 1;
@@ -63,7 +63,9 @@ pub unsafe extern "C" fn zebu_create(name: *const c_char, size: u64, words: *con
     answer(|| {
         // SAFETY: strings of the caller's, during the call.
         let (path, words) = unsafe { (path(name, "name")?, options(words)?) };
-        Disk::create(path, &creation(words)?.size(size))?;
+        let (options, engine) = creation(words)?;
+        let options = options.size(size);
+        job::run(engine, async |worker| Image::create(worker, path, &options).await.map_err(|e| e.on(path)))?;
         Ok(0)
     })
 }

@@ -87,10 +87,10 @@ pub(crate) fn handle<T>(work: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
 }
 
 fn set_errno(errno: c_int) {
-    #[cfg(any(target_os = "macos", target_os = "freebsd"))]
-    use libc::__error as place;
     #[cfg(target_os = "linux")]
     use libc::__errno_location as place;
+    #[cfg(any(target_os = "macos", target_os = "freebsd"))]
+    use libc::__error as place;
     // SAFETY: the C library's own place for the errno of this thread.
     unsafe { *place() = errno };
 }

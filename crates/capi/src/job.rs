@@ -49,7 +49,7 @@ fn control(progress: ZebuProgress, user_data: *mut c_void) -> JobControl {
 }
 
 /// Does a job on this thread.
-fn run<T>(engine: Engine, work: impl AsyncFnOnce(&Worker) -> Result<T, Error>) -> Outcome<T> {
+pub(crate) fn run<T>(engine: Engine, work: impl AsyncFnOnce(&Worker) -> Result<T, Error>) -> Outcome<T> {
     let worker = Worker::new(&WorkerConfig::default().engine(engine)).map_err(Error::from)?;
     worker.promise_to_drive();
     Ok(worker.block_on(work(&worker))?)
@@ -71,7 +71,12 @@ pub unsafe extern "C" fn zebu_convert(
     answer(|| {
         // SAFETY: strings of the caller's, during the call.
         let (source, from, new, to) = unsafe {
-            (path(source, "source")?, options(source_words)?, path(target_name, "target")?, options(target_words)?)
+            (
+                path(source, "source")?,
+                options(source_words)?,
+                path(target_name, "target")?,
+                options(target_words)?,
+            )
         };
         let from = opening(from)?;
         if from.options.access == Access::ReadWrite {

@@ -31,6 +31,7 @@ pub extern "C" fn zebu_version() -> *const c_char {
 /// The version of the library as a number that grows.
 #[unsafe(no_mangle)]
 pub extern "C" fn zebu_version_number() -> c_int {
-    let parts = [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    let parts =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
     parts.iter().fold(0, |number, part| number * 1000 + part.parse::<c_int>().unwrap_or_default())
 }

@@ -23,8 +23,7 @@ const PREALLOCATIONS: [(&str, Preallocation); 4] = [
     ("falloc", Preallocation::Falloc),
     ("full", Preallocation::Full),
 ];
-const REPAIRS: [(&str, Repair); 3] =
-    [("none", Repair::None), ("leaks", Repair::Leaks), ("all", Repair::All)];
+const REPAIRS: [(&str, Repair); 3] = [("none", Repair::None), ("leaks", Repair::Leaks), ("all", Repair::All)];
 const COMPRESSION: [(&str, TargetClusters); 2] =
     [("off", TargetClusters::Plain), ("on", TargetClusters::Compressed)];
 
@@ -170,27 +169,29 @@ pub(crate) fn queueing(text: &str) -> Outcome<Queueing> {
 }
 
 /// Options of `zebu_create`.
-pub(crate) fn creation(text: &str) -> Outcome<CreateOptions> {
-    made(words(text)?, &CREATION)
+pub(crate) fn creation(text: &str) -> Outcome<(CreateOptions, Engine)> {
+    let (engine, rest) = apart("aio", &ENGINES, words(text)?)?;
+    Ok((made(rest, "aio")?, engine.unwrap_or_default()))
 }
 
 /// Options of a target of `zebu_convert`.
 pub(crate) fn target(text: &str) -> Outcome<(CreateOptions, TargetClusters)> {
-    let mut known = CREATION.to_vec();
-    known.push("compress");
-    let (compress, rest): (Vec<Word>, Vec<Word>) =
-        words(text)?.into_iter().partition(|word| word.key == "compress" && word.value.is_some());
-    let mut clusters = TargetClusters::Plain;
-    for value in compress.iter().filter_map(|word| word.value.as_deref()) {
-        clusters = choice("compress", value, &COMPRESSION)?;
-    }
-    Ok((made(rest, &known)?, clusters))
+    let (clusters, rest) = apart("compress", &COMPRESSION, words(text)?)?;
+    Ok((made(rest, "compress")?, clusters.unwrap_or(TargetClusters::Plain)))
 }
 
-const CREATION: [&str; 6] =
-    ["format", "cluster_size", "preallocation", "backing", "backing_format", "cache"];
+/// Takes a word that has a value from among others.
+fn apart<T: Copy>(key: &str, all: &[(&str, T)], words: Vec<Word>) -> Outcome<(Option<T>, Vec<Word>)> {
+    let (found, rest): (Vec<Word>, Vec<Word>) =
+        words.into_iter().partition(|word| word.key == key && word.value.is_some());
+    let name = found.first().and_then(|word| word.value.as_deref());
+    Ok((name.map(|name| choice(key, name, all)).transpose()?, rest))
+}
 
-fn made(words: Vec<Word>, known: &[&str]) -> Outcome<CreateOptions> {
+const CREATION: [&str; 6] = ["format", "cluster_size", "preallocation", "backing", "backing_format", "cache"];
+
+/// How an image is made. A function knows one word more.
+fn made(words: Vec<Word>, known_besides: &str) -> Outcome<CreateOptions> {
     let mut options = CreateOptions::default();
     let (mut made_in, mut backing, mut backing_format) = (None, None, None);
     for word in words {
@@ -205,7 +206,11 @@ fn made(words: Vec<Word>, known: &[&str]) -> Outcome<CreateOptions> {
             ("backing", Some(name)) => backing = Some(name.to_owned()),
             ("backing_format", Some(name)) => backing_format = Some(format("backing_format", name)?),
             ("cache", Some(name)) => options = options.cache(choice("cache", name, &CACHES)?),
-            _ => return word.refuse(known),
+            _ => {
+                let mut known = CREATION.to_vec();
+                known.push(known_besides);
+                return word.refuse(&known);
+            }
         }
     }
     let Some(made_in) = made_in else {
@@ -289,8 +294,15 @@ mod tests {
     #[test]
     fn new_images_have_a_format_and_backing_files_have_theirs() {
         assert!(creation("").is_err() && creation("format=qcow2,backing=b").is_err());
-        assert!(creation("format=qcow2,compress=on").is_err());
-        let (options, clusters) = target("compress=on,format=qcow2,backing=b,backing_format=raw").expect("known");
-        assert_eq!((options.backing, clusters), (Some(("b".to_owned(), Format::Raw)), TargetClusters::Compressed));
+        let refused = creation("format=qcow2,compress=on").expect_err("a word of targets").message;
+        assert!(refused.ends_with("backing_format, cache, aio)"), "{refused}");
+        assert_eq!(creation("format=qcow2,aio=threads").expect("known").1, Engine::Threads);
+        assert!(target("format=qcow2,aio=threads").is_err());
+        let (options, clusters) =
+            target("compress=on,format=qcow2,backing=b,backing_format=raw").expect("known");
+        assert_eq!(
+            (options.backing, clusters),
+            (Some(("b".to_owned(), Format::Raw)), TargetClusters::Compressed)
+        );
     }
 }

@@ -31,8 +31,11 @@ fn without_comments(text: &str) -> String {
 fn names(text: &str, after: char) -> BTreeSet<String> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let starts = text.match_indices("zebu_").map(|(at, _)| &text[at..]);
-    let ends = starts.filter_map(|rest| rest.split_once(|c: char| !is_of_name(c)).map(|(name, _)| (name, rest)));
-    ends.filter(|(name, rest)| rest[name.len()..].starts_with(after)).map(|(name, _)| name.to_owned()).collect()
+    let ends =
+        starts.filter_map(|rest| rest.split_once(|c: char| !is_of_name(c)).map(|(name, _)| (name, rest)));
+    ends.filter(|(name, rest)| rest[name.len()..].starts_with(after))
+        .map(|(name, _)| name.to_owned())
+        .collect()
 }
 
 #[test]
@@ -49,7 +52,8 @@ fn the_header_the_versions_and_the_functions_have_the_same_names() {
 #[test]
 fn the_header_has_the_version_of_the_library() {
     let of_header = |part: &str| {
-        let line = HEADER.lines().find_map(|line| line.strip_prefix(&format!("#define ZEBU_VERSION_{part} ")));
+        let line =
+            HEADER.lines().find_map(|line| line.strip_prefix(&format!("#define ZEBU_VERSION_{part} ")));
         line.expect("a line for each part").to_owned()
     };
     assert_eq!(["MAJOR", "MINOR", "PATCH"].map(of_header).join("."), env!("CARGO_PKG_VERSION"));
@@ -134,9 +138,11 @@ fn a_callback_cancels_its_job() {
     unsafe {
         assert_eq!(zebu_create(image.as_ptr(), 1 << 20, c"format=qcow2".as_ptr()), 0, "{}", said());
         let data = (&raw mut calls).cast();
-        let stopped = zebu_check(image.as_ptr(), ptr::null(), ptr::null_mut(), 0, Some(counts_and_stops), data);
+        let stopped =
+            zebu_check(image.as_ptr(), ptr::null(), ptr::null_mut(), 0, Some(counts_and_stops), data);
         assert_eq!((stopped, calls), (-libc::ECANCELED, 1), "{}", said());
-        let stopped = zebu_check(image.as_ptr(), ptr::null(), ptr::null_mut(), 0, Some(panics), ptr::null_mut());
+        let stopped =
+            zebu_check(image.as_ptr(), ptr::null(), ptr::null_mut(), 0, Some(panics), ptr::null_mut());
         assert_eq!(stopped, -libc::ECANCELED, "{}", said());
     }
 }

@@ -141,12 +141,13 @@ static void *polls(void *of_thread)
 int main(int argc, char **argv)
 {
 	EXPECT(argc == 4);
-	char image[4096], expected[4096], options[64], queue_options[64];
+	char image[4096], expected[4096], creation[64], options[64], queue_options[64];
 	snprintf(image, sizeof image, "%s/disk.qcow2", argv[1]);
 	snprintf(expected, sizeof expected, "%s/expected.raw", argv[1]);
+	snprintf(creation, sizeof creation, "format=qcow2,aio=%s", argv[2]);
 	snprintf(options, sizeof options, "rw,format=qcow2,aio=%s", argv[2]);
 	snprintf(queue_options, sizeof queue_options, "depth=64,aio=%s", argv[2]);
-	EXPECT(zebu_create(image, THREADS * PART, "format=qcow2") == 0);
+	EXPECT(zebu_create(image, THREADS * PART, creation) == 0);
 	zebu_disk *disk = zebu_open(image, options);
 	EXPECT(disk != NULL && zebu_size(disk) == THREADS * PART);
 
