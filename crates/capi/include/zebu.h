@@ -110,7 +110,8 @@ int zebu_queue_free(zebu_queue *queue);
 
 /*
  * A descriptor that is readable when zebu_queue_poll() has something to do. It belongs to the queue, is always the same, and does
- * not block. It may be read as an eventfd(2) is, or be left alone. Register it once, by level or by edge.
+ * not block. It may be read as an eventfd(2) is, or be left alone. Register it once, by level or by edge. poll(2) and epoll_wait(2)
+ * may fail with EINTR without a signal, when io_uring has something for the thread: wait again.
  */
 int zebu_queue_fd(zebu_queue *queue);
 
