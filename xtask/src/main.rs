@@ -2,10 +2,12 @@
 
 mod bindings;
 mod built_tools;
+mod c_interface;
 mod ceph;
 mod coverage;
 mod fuzz;
 mod guests;
+mod install;
 mod interleave;
 mod iotests;
 mod messages;
@@ -102,6 +104,8 @@ enum Command {
     Msrv,
     /// Pack the crates that are published, and build what was packed as a static binary (musl)
     Publish(PublishArgs),
+    /// Install the library for C, its header and its pkg-config file
+    Install(install::InstallArgs),
     /// Make everything that a release consists of: archives, packages, repositories, a container image, sums
     Package(package::PackageArgs),
 }
@@ -155,6 +159,7 @@ fn main() -> ExitCode {
         Command::StartupOrder => startup_order::command(),
         Command::Deny => toolchain::deny(),
         Command::Msrv => toolchain::msrv(),
+        Command::Install(args) => install::command(&args),
         Command::Package(args) => package::command(&args),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish().map(drop),
         Command::Publish(PublishArgs { dry_run: false }) => {

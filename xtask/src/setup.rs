@@ -61,8 +61,10 @@ const TOOLS: &[Tool] = &[
     Tool { program: "cryptsetup", package: "cryptsetup-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "fusermount3", package: "fuse3", needs: &[Need::Tests, Need::Everything] },
-    // For the library of the fuzz targets.
+    // For the library of the fuzz targets, and programs of C.
     Tool { program: "c++", package: "g++", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "valgrind", package: "valgrind", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "pkg-config", package: "pkg-config", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "kill", package: "procps", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "openssl", package: "openssl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },

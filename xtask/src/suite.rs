@@ -4,6 +4,7 @@
 //! computations; it gives way to the tests.
 
 use crate::bindings;
+use crate::c_interface;
 use crate::interleave;
 use crate::iotests;
 use crate::nextest::{self, Tests};
@@ -126,6 +127,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     if tests.qemu == Qemu::Asked {
         run_tests.push(optional("QEMU's own tests, a selection", move || suite_of_qemu(tests.tenth)));
         run_tests.push(optional("module of Go", move || module_of_go(tests.tenth)));
+        run_tests.push(optional("C interface", move || interface_of_c(tests.tenth)));
     }
     let compiled = vec![
         step("lints", lints),
@@ -323,6 +325,8 @@ const TENTH_OF_PACKAGES: u64 = 0;
 const TENTH_OF_OLDEST_RUST: u64 = 5;
 /// The tenth that has the module of Go.
 const TENTH_OF_GO: u64 = 7;
+/// The tenth that has the C interface.
+const TENTH_OF_C: u64 = 4;
 
 fn module_of_go(tenth: Tenth) -> Outcome<Verdict> {
     if !tenth.has(TENTH_OF_GO) {
@@ -331,6 +335,16 @@ fn module_of_go(tenth: Tenth) -> Outcome<Verdict> {
     match bindings::go_obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => bindings::go().map(|()| Verdict::Passed),
+    }
+}
+
+fn interface_of_c(tenth: Tenth) -> Outcome<Verdict> {
+    if !tenth.has(TENTH_OF_C) {
+        return Ok(Verdict::Skipped(format!("tested with --tenth {TENTH_OF_C}, and by --long")));
+    }
+    match c_interface::obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => c_interface::test().map(|()| Verdict::Passed),
     }
 }
 

@@ -136,7 +136,7 @@ pub(crate) fn command(args: &PackageArgs) -> Outcome {
 }
 
 /// A value of `[workspace.package]`.
-fn manifest_value(key: &str) -> Outcome<String> {
+pub(crate) fn manifest_value(key: &str) -> Outcome<String> {
     let manifest = root().join("Cargo.toml");
     let text = fs::read_to_string(&manifest).map_err(|e| format!("{}: {e}", manifest.display()))?;
     let (_, package) =
