@@ -10,23 +10,32 @@ use zebu_storage::{IoBuf, IoBufs, IoMemory};
 /// The most parts of one request, as of readv(2).
 const MOST_PARTS: usize = 1024;
 
-/// The name of an image.
+/// The name of a disk.
 ///
 /// # Safety
 /// `name` is NULL, or a string that lives as long as `'a`.
-pub(crate) unsafe fn path<'a>(name: *const c_char, argument: &str) -> Outcome<&'a Path> {
+pub(crate) unsafe fn name<'a>(name: *const c_char, argument: &str) -> Outcome<&'a OsStr> {
     if name.is_null() {
         return Err(Failure::invalid(format!("{argument} is NULL")));
     }
     // SAFETY: the caller's word.
     let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let path = Path::new(OsStr::from_bytes(bytes));
     if bytes.is_empty() {
         return Err(Failure::invalid(format!("{argument} is empty")));
     }
-    if bytes.windows(3).any(|three| three == b"://") {
+    Ok(OsStr::from_bytes(bytes))
+}
+
+/// The path of an image.
+///
+/// # Safety
+/// As [`name`].
+pub(crate) unsafe fn path<'a>(given: *const c_char, argument: &str) -> Outcome<&'a Path> {
+    // SAFETY: the caller's word.
+    let path = Path::new(unsafe { name(given, argument)? });
+    if path.as_os_str().as_bytes().windows(3).any(|three| three == b"://") {
         let message = format!(
-            "{}: the library of C opens files and block devices, and no URLs; the command zebu does",
+            "{}: the library of C opens URLs to read and write them, and does no more with them; the command zebu does",
             path.display()
         );
         return Err(Failure::new(libc::ENOTSUP, message));

@@ -1,12 +1,15 @@
 //! Open disks: calls that return when their work is done.
 
-use crate::arguments::{bytes, bytes_mut, known_flags, options, path};
-use crate::failure::{Outcome, answer, answer_long, handle};
+use crate::arguments::{self, bytes, bytes_mut, known_flags, options, path};
+use crate::failure::{Failure, Outcome, answer, answer_long, handle};
 use crate::options::{creation, opening};
 use crate::{handles, job};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::IoSlice;
+use zebu::jobs::Cancel;
 use zebu::{Disk, Durability, ErrorKind, Image, ZeroMode};
+use zebu_disks::packed::{Order, PackedChoice, Reader, prepare};
+use zebu_disks::{Context, DiskError, Watch, opener};
 
 /// The flag of a write that is durable when it has ended.
 const FUA: u32 = 1;
@@ -47,10 +50,27 @@ fn on(disk: *mut ZebuDisk, work: impl FnOnce(&Disk) -> Outcome<()>) -> c_int {
 pub unsafe extern "C" fn zebu_open(name: *const c_char, words: *const c_char) -> *mut ZebuDisk {
     handle(|| {
         // SAFETY: strings of the caller's, during the call.
-        let (path, words) = unsafe { (path(name, "name")?, options(words)?) };
+        let (name, words) = unsafe { (arguments::name(name, "name")?, options(words)?) };
         let opening = opening(words)?;
-        let disk = Disk::builder().engine(opening.engine).open(path, &opening.options)?;
-        Ok(handles::add(disk))
+        let context = Context::default();
+        let allowed = opening.options.refs.clone();
+        let remote = opener(&context, &[])?;
+        let mut spec = context.describe(name, opening.options.remote(remote).refs(allowed))?;
+        let reader = || Ok::<_, DiskError>(Reader { order: Order::Any, target_size: None });
+        prepare(
+            &context,
+            &PackedChoice::default(),
+            &mut spec,
+            &[],
+            reader,
+            &Watch::new(Cancel::default(), &|_, _, _| {}),
+        )?;
+        if !spec.filters.is_empty() {
+            let message = format!("{}: drivers above an image are not opened from C", name.display());
+            return Err(Failure::new(libc::ENOTSUP, message));
+        }
+        let disk = Disk::builder().engine(opening.engine).open(&spec.path, &spec.options)?;
+        Ok(handles::add(disk, context))
     })
 }
 

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use zebu::{Error, ErrorKind};
+use zebu_disks::DiskError;
 
 thread_local! {
     /// The words of the last failure on this thread.
@@ -45,6 +46,15 @@ impl From<Error> for Failure {
             _ => error.errno(),
         };
         Self::new(errno, error.to_string())
+    }
+}
+
+impl From<DiskError> for Failure {
+    fn from(error: DiskError) -> Self {
+        match error {
+            DiskError::Engine(error) => error.into(),
+            other => Self::invalid(other.to_string()),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use zebu::{DetachedQueue, Disk};
+use zebu_disks::Context;
 use zebu_storage::ForkMark;
 
 /// The last number that was given out, of a disk or a queue.
@@ -21,8 +22,14 @@ static OPEN: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 
 struct Table {
     made_in: ForkMark,
-    disks: RwLock<HashMap<usize, Disk>>,
+    disks: RwLock<HashMap<usize, Named>>,
     queues: Mutex<HashMap<usize, DetachedQueue>>,
+}
+
+/// A disk, and what its name led to.
+struct Named {
+    disk: Disk,
+    context: Context,
 }
 
 /// All threads use the table.
@@ -61,16 +68,16 @@ fn table() -> &'static Table {
 }
 
 /// Gives out a number for a disk.
-pub(crate) fn add<T>(disk: Disk) -> *mut T {
+pub(crate) fn add<T>(disk: Disk, context: Context) -> *mut T {
     let number = new_number();
-    table().disks.write().unwrap_or_else(PoisonError::into_inner).insert(number, disk);
+    table().disks.write().unwrap_or_else(PoisonError::into_inner).insert(number, Named { disk, context });
     of_number(number)
 }
 
 /// The disk behind a handle.
 pub(crate) fn disk<T>(handle: *mut T) -> Outcome<Disk> {
     let disks = table().disks.read().unwrap_or_else(PoisonError::into_inner);
-    disks.get(&handle.addr()).cloned().ok_or_else(|| {
+    disks.get(&handle.addr()).map(|named| named.disk.clone()).ok_or_else(|| {
         no_handle(if handle.is_null() {
             "the disk is NULL"
         } else {
@@ -83,7 +90,10 @@ pub(crate) fn disk<T>(handle: *mut T) -> Outcome<Disk> {
 pub(crate) fn remove<T>(handle: *mut T) {
     let removed = table().disks.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.addr());
     // Its end may take long, and is no business of the table's.
-    drop(removed);
+    if let Some(Named { disk, context }) = removed {
+        drop(disk);
+        context.disks.close();
+    }
 }
 
 /// Queues that no thread has used yet.
