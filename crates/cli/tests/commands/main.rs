@@ -15,7 +15,6 @@ mod help;
 mod info;
 mod io;
 mod map_and_measure;
-mod new_files;
 mod overwriting;
 mod pictures;
 mod pieces;
