@@ -137,7 +137,7 @@ impl Installed {
 
     fn program(&self, name: &str, way: Way) -> Outcome<Command> {
         let text = source().join("tests/programs").join(name);
-        let compiler = if name.ends_with(".cc") { "c++" } else { "cc" };
+        let compiler = if text.extension() == Some("cc".as_ref()) { "c++" } else { "cc" };
         Ok(self.command(&self.compile(&text, compiler, way)?, way))
     }
 
