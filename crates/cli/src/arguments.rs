@@ -10,6 +10,7 @@ use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
 use crate::program::Program;
 use crate::reference_defaults::allowed_references;
+use crate::registry_args::RegistryArgs;
 use crate::remote_cache::CacheChoice;
 use crate::remote_disk::NetworkOptions;
 use crate::remote_names::opener;
@@ -127,6 +128,9 @@ pub(crate) struct NetworkArgs {
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
     #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
     redirects: Redirects,
+
+    #[command(flatten)]
+    registries: RegistryArgs,
 }
 
 fn costs_argument(text: &str) -> Result<HeaderCosts, String> {
@@ -230,6 +234,7 @@ impl NetworkArgs {
                 .cache_dir
                 .clone()
                 .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
+            oci: self.registries.options(),
         };
         disks.remote.use_options(network);
     }

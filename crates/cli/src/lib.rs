@@ -55,6 +55,7 @@ mod progress_bar;
 mod qemu_names;
 mod rbd_opts;
 mod reference_defaults;
+mod registry_args;
 mod remote_cache;
 mod remote_disk;
 mod remote_names;

@@ -132,9 +132,12 @@ impl NamedDisks {
             Named::Graph(_)
             | Named::Open(_)
             | Named::Verified(_)
-            | Named::Remote(RemoteName::Http { .. } | RemoteName::Object { .. } | RemoteName::Rbd { .. }) => {
-                None
-            }
+            | Named::Remote(
+                RemoteName::Http { .. }
+                | RemoteName::Object { .. }
+                | RemoteName::Rbd { .. }
+                | RemoteName::Oci { .. },
+            ) => None,
             Named::Remote(RemoteName::Nbd { address, .. }) => match &address.endpoint {
                 Endpoint::Unix(path) => Some(path.display().to_string()),
                 Endpoint::Tcp { host, port } => Some(format!("{host}:{port}")),

@@ -7,7 +7,9 @@ use crate::uploads::Uploads;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use zebu::storage::{Access, IoError, IoErrorKind, Op, Storage};
+use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
+use zebu_drivers::FileDisk;
+use zebu_oci::{OciName, OciOptions, Opened};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
@@ -23,6 +25,7 @@ pub(crate) enum RemoteName {
     Http { url: HttpUrl, options: Box<HttpOptions> },
     Object { name: StoreName, options: Box<HttpOptions> },
     Rbd { name: Box<RbdName> },
+    Oci { name: OciName, options: Box<OciOptions> },
 }
 
 impl RemoteName {
@@ -32,6 +35,7 @@ impl RemoteName {
             || HttpUrl::is_name(name)
             || StoreName::is_name(name)
             || RbdName::is_name(name)
+            || OciName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line for all disks.
@@ -45,6 +49,9 @@ impl RemoteName {
         if RbdName::is_name(name) {
             return Ok(Self::Rbd { name: Box::new(RbdName::parse(name)?) });
         }
+        if OciName::is_name(name) {
+            return Ok(Self::Oci { name: OciName::parse(name)?, options: Box::new(all.oci_options()) });
+        }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(all.http_options()) })
     }
 
@@ -55,6 +62,7 @@ impl RemoteName {
             Self::Http { url, .. } => url.to_string(),
             Self::Object { name, .. } => name.to_string(),
             Self::Rbd { name } => name.to_string(),
+            Self::Oci { name, .. } => name.to_string(),
         }
     }
 
@@ -80,6 +88,7 @@ impl RemoteName {
             Self::Http { .. } => "http",
             Self::Object { name, .. } => name.kind().scheme(),
             Self::Rbd { .. } => "rbd",
+            Self::Oci { name, .. } => name.scheme(),
         }
     }
 
@@ -88,6 +97,7 @@ impl RemoteName {
             (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
             (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
+            (Self::Oci { name: a, .. }, Self::Oci { name: b, .. }) => a == b,
             (Self::Rbd { name: a }, Self::Rbd { name: b }) => a.is_place_of(b),
             _ => false,
         }
@@ -106,6 +116,8 @@ enum Disk {
         uncached: Option<&'static str>,
     },
     Rbd(Arc<RbdDisk>),
+    /// An image of a registry or layout that is here as a whole.
+    Whole(OciName, Arc<FileDisk>),
 }
 
 impl Disk {
@@ -114,6 +126,7 @@ impl Disk {
             Self::Nbd(disk) => disk.name(),
             Self::Http { disk, .. } => disk.name(),
             Self::Rbd(disk) => disk.name().to_string(),
+            Self::Whole(name, _) => name.to_string(),
         }
     }
 
@@ -128,6 +141,7 @@ impl Disk {
                 stats.written_bytes = counted.written_bytes;
                 stats
             }
+            Self::Whole(..) => StatsSnapshot::default(),
         }
     }
 
@@ -136,7 +150,7 @@ impl Disk {
             Self::Nbd(disk) => disk.last_failure(),
             Self::Http { disk, .. } => disk.last_failure(),
             // Its connections are librados's, which makes them again.
-            Self::Rbd(_) => None,
+            Self::Rbd(_) | Self::Whole(..) => None,
         }
     }
 
@@ -168,6 +182,7 @@ pub(crate) struct NetworkOptions {
     pub(crate) memory: Option<u64>,
     pub(crate) redirects: Redirects,
     pub(crate) cache: Option<CacheChoice>,
+    pub(crate) oci: OciOptions,
 }
 
 impl RemoteDisks {
@@ -196,6 +211,11 @@ impl RemoteDisks {
             Some(memory) => options.memory(memory),
             None => options,
         }
+    }
+
+    /// Options of images of registries.
+    pub(crate) fn oci_options(&self) -> OciOptions {
+        self.given().oci.http(self.http_options())
     }
 
     /// The way to all servers.
@@ -242,6 +262,7 @@ impl RemoteDisks {
             Disk::Http { cached: Some(cached), .. } => cached,
             Disk::Http { disk, .. } => disk,
             Disk::Rbd(disk) => disk,
+            Disk::Whole(_, disk) => disk,
         })
     }
 
@@ -307,6 +328,7 @@ impl RemoteDisks {
                 }
                 Disk::Http { uncached, .. } => *uncached,
                 Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
+                Disk::Whole(..) => None,
             };
             if let Some(reason) = uncached {
                 stderr::tell(dialect, &format!("{name}: not cached: {reason}"));
@@ -341,6 +363,7 @@ impl RemoteDisks {
                 Disk::Nbd(disk) => disk.hurry(),
                 Disk::Http { disk, .. } => disk.hurry(),
                 Disk::Rbd(disk) => disk.hurry(),
+                Disk::Whole(..) => {}
             }
         }
     }
@@ -353,6 +376,7 @@ impl RemoteDisks {
                 Disk::Nbd(disk) => disk.given_up(),
                 Disk::Http { disk, .. } => disk.given_up(),
                 Disk::Rbd(disk) => disk.given_up(),
+                Disk::Whole(..) => None,
             };
             if let Some(reason) = given_up {
                 stderr::tell(dialect, &format!("{}: {reason}", disk.name()));
@@ -372,6 +396,14 @@ impl RemoteDisks {
                 HttpDisk::open_signed(urls, (**options).clone())
                     .and_then(|disk| self.with_cache(dialect, disk, options.memory))
             }
+            RemoteName::Oci { name: image, options } => match zebu_oci::open(image, options).map_err(with_option)? {
+                Opened::Lazy(disk) => self.with_cache(dialect, *disk, options.http.memory),
+                Opened::Whole(file) => {
+                    let path = PathBuf::from(image.to_string());
+                    let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
+                    return Ok(Disk::Whole(image.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)));
+                }
+            },
             RemoteName::Rbd { name: image } => {
                 let (image, options) = ((**image).clone(), RbdOptions::default());
                 let disk = if self.take_new(name) {
