@@ -120,7 +120,8 @@ impl Document {
         let bad = |error: serde_json::Error| Failure::wrong(format!("the manifest can't be read: {error}"));
         let shape: Shape = serde_json::from_slice(bytes).map_err(bad)?;
         let told = told.map(|told| told.split(';').next().unwrap_or_default().trim());
-        let named = shape.media_type.as_deref().or(told.filter(|told| ACCEPTED.contains(told)));
+        let told = told.filter(|told| ACCEPTED.contains(told));
+        let named = shape.media_type.as_deref().or(told);
         if shape.schema_version == Some(1) || named.is_some_and(|named| named.starts_with(DOCKER_OLD)) {
             return Err(Failure::unsupported("the manifest is of docker's old version 1: push the image again"));
         }
@@ -135,9 +136,8 @@ impl Document {
             (false, false) => return Err(Failure::wrong("the manifest has neither layers nor manifests")),
         };
         let fits: &[&str] = if is_index { &[INDEX, DOCKER_LIST] } else { &[MANIFEST, DOCKER_MANIFEST] };
-        if let Some(named) = named
-            && !fits.contains(&named)
-        {
+        let contradiction = [named, told].into_iter().flatten().find(|one| !fits.contains(one));
+        if let Some(named) = contradiction {
             return Err(Failure::wrong(format!("the manifest is not what its media type '{}' says", shown(named))));
         }
         let document = if is_index {

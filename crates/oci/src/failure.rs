@@ -60,7 +60,11 @@ impl From<io::Error> for Failure {
             if let Some(failure) = one.downcast_ref::<Self>() {
                 return failure.clone();
             }
-            inner = one.source();
+            // Its `source` is that of what it has within.
+            inner = match one.downcast_ref::<io::Error>() {
+                Some(error) => error.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
+                None => one.source(),
+            };
         }
         Self::new(error.raw_os_error().unwrap_or(libc::EIO), error.to_string())
     }

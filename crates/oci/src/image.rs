@@ -37,10 +37,6 @@ impl Store {
         }
         .map_err(|failure| failure.during(format!("blob {}", blob.digest)))
     }
-
-    pub(crate) fn is_remote(&self) -> bool {
-        matches!(self, Self::Registry(_))
-    }
 }
 
 /// An image.

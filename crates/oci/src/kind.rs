@@ -130,7 +130,7 @@ fn choose<'a>(disks: impl Iterator<Item = &'a Descriptor>, name: Option<&str>) -
     };
     let meant: Vec<&&Descriptor> = disks.iter().filter(is_meant).collect();
     match (meant[..].len(), name) {
-        (1, _) => Ok(meant[0]),
+        (1, _) => Ok(*meant[0]),
         (0, None) => Err(Failure::new(libc::ENOENT, "there is no disk in the image: its manifest has no blobs")),
         (0, Some(name)) => Err(Failure::new(libc::ENOENT, format!("the image has no disk '{name}': it has {}", told()))),
         _ => Err(Failure::new(libc::EINVAL, format!("the image has several disks: {} (--oci-disk names one)", told()))),

@@ -58,11 +58,6 @@ impl Registry {
         })
     }
 
-    /// The place, for people.
-    pub(crate) fn place(&self) -> &str {
-        &self.api
-    }
-
     /// The URL of a part of the repository.
     pub(crate) fn url(&self, rest: &str) -> String {
         format!("{}/{}/{rest}{}", self.api, self.repository, self.namespace)

@@ -48,8 +48,9 @@ pub(crate) fn upload(
     }
     let mut begun: Option<Begun> = None;
     let (mut tries, mut pause) = (1, FIRST_PAUSE);
+    // One that begins anew gets no further by that.
+    let mut furthest = 0;
     loop {
-        let before = begun.as_ref().map_or(0, |begun| begun.at);
         let failure = match go_on(registry, content, blob, &mut begun, on) {
             Ok(()) => return Ok(Sent::Now),
             Err(failure) => failure,
@@ -58,8 +59,9 @@ pub(crate) fn upload(
         if begun.as_ref().is_some_and(|begun| begun.at == blob.size) && is_there(registry, blob).unwrap_or(false) {
             return Ok(Sent::Now);
         }
-        if begun.as_ref().is_some_and(|begun| begun.at > before) {
-            (tries, pause) = (1, FIRST_PAUSE);
+        let at = begun.as_ref().map_or(0, |begun| begun.at);
+        if at > furthest {
+            (furthest, tries, pause) = (at, 1, FIRST_PAUSE);
         }
         let is_final = matches!(failure.errno, libc::EACCES | libc::ECANCELED | libc::EINVAL | libc::EOPNOTSUPP);
         if is_final || tries == MOST_TRIES {

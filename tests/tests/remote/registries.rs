@@ -288,11 +288,12 @@ fn an_interrupted_push_and_an_interrupted_pull_go_on() {
         let count = Arc::clone(&count);
         move |_, head| {
             let is_chunk = head.starts_with("PATCH ");
-            // Each first chunk is taken, and its answer is lost.
-            if is_chunk && count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
-                return Mishap::LostAnswer;
+            // The second chunk is taken, and its answer is lost; the fourth one is not.
+            match if is_chunk { count.fetch_add(1, Ordering::SeqCst) } else { 0 } {
+                1 => Mishap::LostAnswer,
+                3 => Mishap::Answer("503 Service Unavailable\r\nRetry-After: 0".to_owned()),
+                _ => Mishap::None,
             }
-            Mishap::None
         }
     });
     let name = format!("oci://{}/images/disk:v1", proxy.url("").replace("http://", ""));
