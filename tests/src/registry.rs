@@ -41,7 +41,8 @@ impl Registry {
     /// # Panics
     /// If it does not start.
     pub fn start(dir: &Path, guests: Guests) -> Self {
-        let program = find("docker-registry").expect("docker-registry is missing: `cargo xtask setup` installs it");
+        let program =
+            find("docker-registry").expect("docker-registry is missing: `cargo xtask setup` installs it");
         let log = dir.join("registry.log");
         std::fs::write(dir.join("users"), format!("user:{HASH}\n")).expect("a file");
         // Another program may take a port between our looking and its listening.
@@ -106,7 +107,8 @@ fn config(dir: &Path, port: u16, guests: Guests) -> String {
          {here}/registry\nhttp:\n  addr: 127.0.0.1:{port}\n"
     );
     if dir.join("server-cert.pem").exists() {
-        let _ = writeln!(text, "  tls:\n    certificate: {here}/server-cert.pem\n    key: {here}/server-key.pem");
+        let _ =
+            writeln!(text, "  tls:\n    certificate: {here}/server-cert.pem\n    key: {here}/server-key.pem");
     }
     if guests == Guests::User {
         let _ = writeln!(text, "auth:\n  htpasswd:\n    realm: registry\n    path: {here}/users");
@@ -206,7 +208,8 @@ impl TokenServer {
 
     /// Whether the head of a request has a good token.
     pub fn is_good(&self, head: &str) -> bool {
-        let token = head.split("Bearer t").nth(1).and_then(|rest| rest.split('-').next()?.parse::<usize>().ok());
+        let token =
+            head.split("Bearer t").nth(1).and_then(|rest| rest.split('-').next()?.parse::<usize>().ok());
         token.is_some_and(|token| token >= self.0.first.load(Ordering::SeqCst))
     }
 

@@ -21,11 +21,7 @@ pub(crate) enum Blob {
     /// Of a registry.
     Remote(Box<HttpDisk>),
     /// A part of a file of this machine.
-    Local {
-        file: File,
-        offset: u64,
-        len: u64,
-    },
+    Local { file: File, offset: u64, len: u64 },
 }
 
 impl Blob {

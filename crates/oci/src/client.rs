@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use http::{Method, Request, Response};
 use serde::Deserialize;
 use std::time::Duration;
-use zebu_remote::http::{ClientError, ClientErrorKind, HttpClient, HttpOptions};
+use zebu_remote::http::{ClientErrorKind, HttpClient, HttpOptions};
 
 /// How often a request is tried.
 const MOST_TRIES: u32 = 6;
@@ -77,11 +77,13 @@ impl Client {
     }
 
     /// Sends a request once.
-    pub(crate) fn send_once(&self, ask: &Ask) -> Result<Answer, ClientError> {
+    pub(crate) fn send_once(&self, ask: &Ask) -> Result<Answer, Unanswered> {
         let request = ask
             .request()
-            .map_err(|failure| ClientError { kind: ClientErrorKind::Invalid, reason: failure.reason })?;
-        self.0.exchange_at_most(request, &[&ask.body], ask.most)
+            .map_err(|failure| Unanswered { kind: ClientErrorKind::Invalid, reason: failure.reason })?;
+        self.0
+            .exchange_at_most(request, &[ask.body.as_slice()], ask.most)
+            .map_err(|error| Unanswered { kind: error.kind, reason: error.reason })
     }
 
     /// Sends a request, again if that may help. What does something each time it is sent is sent again only if nobody heard it.
@@ -100,7 +102,7 @@ impl Client {
                         _ => false,
                     };
                     if is_last || !may_help {
-                        return Err(unanswered(&error));
+                        return Err(error.into());
                     }
                     None
                 }
@@ -112,15 +114,23 @@ impl Client {
     }
 }
 
-/// The failure of a request that has no answer.
-pub(crate) fn unanswered(error: &ClientError) -> Failure {
-    let errno = match error.kind {
-        ClientErrorKind::Connecting => libc::ECONNREFUSED,
-        ClientErrorKind::Late => libc::ETIMEDOUT,
-        ClientErrorKind::Invalid => libc::EINVAL,
-        _ => libc::EIO,
-    };
-    Failure::new(errno, error.reason.clone())
+/// Why a request has no answer.
+pub(crate) struct Unanswered {
+    /// When it failed.
+    pub(crate) kind: ClientErrorKind,
+    reason: String,
+}
+
+impl From<Unanswered> for Failure {
+    fn from(error: Unanswered) -> Self {
+        let errno = match error.kind {
+            ClientErrorKind::Connecting => libc::ECONNREFUSED,
+            ClientErrorKind::Late => libc::ETIMEDOUT,
+            ClientErrorKind::Invalid => libc::EINVAL,
+            _ => libc::EIO,
+        };
+        Self::new(errno, error.reason)
+    }
 }
 
 /// Whether the server has done nothing, and may do it later.
@@ -169,7 +179,8 @@ pub(crate) fn refusal(answer: &Answer) -> Failure {
         reason.push(' ');
         reason.push_str(words);
     }
-    let told = serde_json::from_slice(answer.body()).ok().and_then(|Errors { errors }| errors.into_iter().next());
+    let told =
+        serde_json::from_slice(answer.body()).ok().and_then(|Errors { errors }| errors.into_iter().next());
     if let Some(OneError { code, message }) = told {
         reason.push_str(&format!(" ({}: {})", shown(&code), shown(&message)));
     }
@@ -182,8 +193,13 @@ mod tests {
 
     #[test]
     fn refusals_tell_the_code_and_nothing_of_control() {
-        let answer = |status: u16, body: &str| Response::builder().status(status).body(body.as_bytes().to_vec()).unwrap();
-        let told = refusal(&answer(404, "{\"errors\":[{\"code\":\"NAME_UNKNOWN\",\"message\":\"no \\u001b[31mname\"}]}"));
+        let answer = |status: u16, body: &str| {
+            Response::builder().status(status).body(body.as_bytes().to_vec()).unwrap()
+        };
+        let told = refusal(&answer(
+            404,
+            "{\"errors\":[{\"code\":\"NAME_UNKNOWN\",\"message\":\"no \\u001b[31mname\"}]}",
+        ));
         assert_eq!(told.errno, libc::ENOENT);
         assert_eq!(told.reason, "the server answers 404 Not Found (NAME_UNKNOWN: no ?[31mname)");
         assert_eq!(refusal(&answer(403, "<html>")).reason, "the server answers 403 Forbidden");

@@ -74,11 +74,17 @@ impl FromStr for Digest {
         let (algorithm, digits) = match algorithm {
             "sha256" => (Algorithm::Sha256, 64),
             "sha512" => (Algorithm::Sha512, 128),
-            _ => return Err(DigestError("digests of another algorithm than sha256 and sha512 are not supported")),
+            _ => {
+                return Err(DigestError(
+                    "digests of another algorithm than sha256 and sha512 are not supported",
+                ));
+            }
         };
         let fits = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if hex.len() != digits || !hex.bytes().all(fits) {
-            return Err(DigestError("a digest of sha256 has 64, one of sha512 has 128 lower-case hexadecimal digits"));
+            return Err(DigestError(
+                "a digest of sha256 has 64, one of sha512 has 128 lower-case hexadecimal digits",
+            ));
         }
         Ok(Self { algorithm, hex: hex.to_owned() })
     }
@@ -148,7 +154,9 @@ mod tests {
         let long: Digest = format!("sha512:{}", "0".repeat(128)).parse().unwrap();
         assert!(!long.fits(b""));
         let upper = empty.to_uppercase();
-        for wrong in ["", "sha256", "sha256:", "md5:00", &empty[..70], upper.as_str(), "sha256:../../etc/passwd"] {
+        for wrong in
+            ["", "sha256", "sha256:", "md5:00", &empty[..70], upper.as_str(), "sha256:../../etc/passwd"]
+        {
             assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
         }
     }

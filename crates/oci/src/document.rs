@@ -123,7 +123,9 @@ impl Document {
         let told = told.filter(|told| ACCEPTED.contains(told));
         let named = shape.media_type.as_deref().or(told);
         if shape.schema_version == Some(1) || named.is_some_and(|named| named.starts_with(DOCKER_OLD)) {
-            return Err(Failure::unsupported("the manifest is of docker's old version 1: push the image again"));
+            return Err(Failure::unsupported(
+                "the manifest is of docker's old version 1: push the image again",
+            ));
         }
         if shape.schema_version != Some(2) {
             return Err(Failure::wrong("the manifest has no schemaVersion 2"));
@@ -138,7 +140,10 @@ impl Document {
         let fits: &[&str] = if is_index { &[INDEX, DOCKER_LIST] } else { &[MANIFEST, DOCKER_MANIFEST] };
         let contradiction = [named, told].into_iter().flatten().find(|one| !fits.contains(one));
         if let Some(named) = contradiction {
-            return Err(Failure::wrong(format!("the manifest is not what its media type '{}' says", shown(named))));
+            return Err(Failure::wrong(format!(
+                "the manifest is not what its media type '{}' says",
+                shown(named)
+            )));
         }
         let document = if is_index {
             Self::Index(serde_json::from_slice(bytes).map_err(bad)?)

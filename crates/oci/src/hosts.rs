@@ -35,7 +35,9 @@ impl FromStr for Mirror {
         }
         let parsed = HttpUrl::parse(url)?;
         if parsed.has_credentials() {
-            return Err("no user belongs into the URL of a mirror: docker's or podman's files have it".to_owned());
+            return Err(
+                "no user belongs into the URL of a mirror: docker's or podman's files have it".to_owned()
+            );
         }
         if url.contains('?') {
             return Err("no query belongs into the URL of a mirror".to_owned());
@@ -100,9 +102,8 @@ fn of_file(directory: &Path, registry: &str) -> Result<Vec<Place>, Failure> {
         let mut text = String::new();
         match std::fs::File::open(&path).and_then(|file| file.take(LARGEST).read_to_string(&mut text)) {
             Ok(_) => {
-                return parse(&text, registry).map_err(|reason| {
-                    Failure::new(libc::EINVAL, format!("{}: {reason}", path.display()))
-                });
+                return parse(&text, registry)
+                    .map_err(|reason| Failure::new(libc::EINVAL, format!("{}: {reason}", path.display())));
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {}
             Err(error) => return Err(Failure::of_file(&path.display().to_string(), &error)),
@@ -112,14 +113,15 @@ fn of_file(directory: &Path, registry: &str) -> Result<Vec<Place>, Failure> {
 }
 
 fn parse(text: &str, registry: &str) -> Result<Vec<Place>, String> {
-    let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    let file = text.parse::<toml::Table>().map_err(|error| error.message().to_owned())?;
     let Some(hosts) = file.get("host") else { return Ok(Vec::new()) };
     let hosts = hosts.as_table().ok_or("'host' is no table")?;
     let mut found = Vec::new();
     for (url, settings) in hosts {
-        let pulls = settings.get("capabilities").and_then(toml::Value::as_array).is_none_or(|all| {
-            all.iter().any(|one| one.as_str() == Some("pull"))
-        });
+        let pulls = settings
+            .get("capabilities")
+            .and_then(toml::Value::as_array)
+            .is_none_or(|all| all.iter().any(|one| one.as_str() == Some("pull")));
         if !pulls {
             continue;
         }
@@ -143,14 +145,19 @@ mod tests {
 
     #[test]
     fn mirrors_come_before_the_registry() {
-        let mirrors = ["http://m:5000/", "h=https://other/prefix"].map(|text| text.parse().unwrap());
+        let mirrors =
+            ["http://m:5000/", "h=https://other/prefix"].map(|text| text.parse::<Mirror>().unwrap());
         let options = OciOptions::default().mirrors(mirrors.to_vec()).plain_http(vec!["p:80".to_owned()]);
         assert_eq!(apis("h", &options), ["http://m:5000/v2", "https://other/prefix/v2", "https://h/v2"]);
         assert_eq!(apis("p:80", &options), ["http://m:5000/v2", "http://p:80/v2"]);
         let none = OciOptions::default();
         assert_eq!(apis("docker.io", &none), ["https://registry-1.docker.io/v2"]);
-        assert!(of_registry("127.0.0.1:5000", &none).may_be_plain && of_registry("[::1]:1", &none).may_be_plain);
-        assert!(of_registry("localhost", &none).may_be_plain && !of_registry("localhost.x", &none).may_be_plain);
+        assert!(
+            of_registry("127.0.0.1:5000", &none).may_be_plain && of_registry("[::1]:1", &none).may_be_plain
+        );
+        assert!(
+            of_registry("localhost", &none).may_be_plain && !of_registry("localhost.x", &none).may_be_plain
+        );
         for (wrong, word) in [
             ("m", "http"),
             ("=http://m", "registry"),

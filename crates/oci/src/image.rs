@@ -28,7 +28,11 @@ impl Store {
     }
 
     /// A blob. `without_ranges` says whether it may be read in order if the registry has no ranges.
-    pub(crate) fn blob(&self, blob: &Descriptor, without_ranges: ServersWithoutRanges) -> Result<Blob, Failure> {
+    pub(crate) fn blob(
+        &self,
+        blob: &Descriptor,
+        without_ranges: ServersWithoutRanges,
+    ) -> Result<Blob, Failure> {
         match self {
             Self::Registry(registry) => {
                 registry.blob(blob, without_ranges).map(|disk| Blob::Remote(Box::new(disk)))

@@ -91,7 +91,9 @@ impl<'a> Kind<'a> {
         }
         // Programs that push files call them layers, too, and note the file's name.
         match packing {
-            Packing::None if first.starts_with(QCOW2) || disk.title().is_some() => Ok(Self::Disk(disk, packing)),
+            Packing::None if first.starts_with(QCOW2) || disk.title().is_some() => {
+                Ok(Self::Disk(disk, packing))
+            }
             Packing::None => Err(lie(disk)),
             _ => Ok(Self::InLayers(std::slice::from_ref(disk))),
         }
@@ -118,7 +120,10 @@ fn name_of(disk: &Descriptor) -> Option<&str> {
 }
 
 /// The only disk, or the one with a name.
-fn choose<'a>(disks: impl Iterator<Item = &'a Descriptor>, name: Option<&str>) -> Result<&'a Descriptor, Failure> {
+fn choose<'a>(
+    disks: impl Iterator<Item = &'a Descriptor>,
+    name: Option<&str>,
+) -> Result<&'a Descriptor, Failure> {
     let disks: Vec<&Descriptor> = disks.collect();
     let told = || {
         let names: Vec<String> =
@@ -131,9 +136,16 @@ fn choose<'a>(disks: impl Iterator<Item = &'a Descriptor>, name: Option<&str>) -
     let meant: Vec<&&Descriptor> = disks.iter().filter(is_meant).collect();
     match (meant[..].len(), name) {
         (1, _) => Ok(*meant[0]),
-        (0, None) => Err(Failure::new(libc::ENOENT, "there is no disk in the image: its manifest has no blobs")),
-        (0, Some(name)) => Err(Failure::new(libc::ENOENT, format!("the image has no disk '{name}': it has {}", told()))),
-        _ => Err(Failure::new(libc::EINVAL, format!("the image has several disks: {} (--oci-disk names one)", told()))),
+        (0, None) => {
+            Err(Failure::new(libc::ENOENT, "there is no disk in the image: its manifest has no blobs"))
+        }
+        (0, Some(name)) => {
+            Err(Failure::new(libc::ENOENT, format!("the image has no disk '{name}': it has {}", told())))
+        }
+        _ => Err(Failure::new(
+            libc::EINVAL,
+            format!("the image has several disks: {} (--oci-disk names one)", told()),
+        )),
     }
 }
 
@@ -156,7 +168,11 @@ mod tests {
         Manifest { schema_version: 2, media_type, artifact_type, config, layers, annotations }
     }
 
-    fn kind(layers: &[Descriptor], name: Option<&str>, first: &[u8]) -> Result<(usize, Option<Packing>), String> {
+    fn kind(
+        layers: &[Descriptor],
+        name: Option<&str>,
+        first: &[u8],
+    ) -> Result<(usize, Option<Packing>), String> {
         let manifest = manifest(layers.to_vec());
         let found = Kind::of(&manifest, name, |_| Ok(first.to_vec())).map_err(|failure| failure.reason)?;
         Ok(match found {

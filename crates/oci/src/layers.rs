@@ -45,19 +45,33 @@ impl Seen {
 ///
 /// # Errors
 /// There is none, or more than one; a name leads out of the container; the layers have more than `most` bytes.
-pub(crate) fn extract(store: &Store, layers: &[Descriptor], directory: &Path, most: u64) -> Result<File, Failure> {
+pub(crate) fn extract(
+    store: &Store,
+    layers: &[Descriptor],
+    directory: &Path,
+    most: u64,
+) -> Result<File, Failure> {
     let mut seen = Seen::default();
     for layer in layers.iter().rev() {
         look(store, layer, &mut seen, directory, most)
             .map_err(|failure| failure.during(format!("layer {}", layer.digest)))?;
     }
     let (_, file) = seen.found.ok_or_else(|| {
-        Failure::new(libc::ENOENT, format!("there is no disk in the container: it has no file in /{DIRECTORY}"))
+        Failure::new(
+            libc::ENOENT,
+            format!("there is no disk in the container: it has no file in /{DIRECTORY}"),
+        )
     })?;
     Ok(file)
 }
 
-fn look(store: &Store, layer: &Descriptor, seen: &mut Seen, directory: &Path, most: u64) -> Result<(), Failure> {
+fn look(
+    store: &Store,
+    layer: &Descriptor,
+    seen: &mut Seen,
+    directory: &Path,
+    most: u64,
+) -> Result<(), Failure> {
     let blob = store.blob(layer, ServersWithoutRanges::Stream)?;
     let packing = Packing::of(&blob.first(SNIFFED)?);
     let mut packed = blob.all(layer);
@@ -78,7 +92,11 @@ fn look(store: &Store, layer: &Descriptor, seen: &mut Seen, directory: &Path, mo
                 continue;
             }
             if let Some(gone) = name.strip_prefix(WHITEOUT) {
-                below.hidden.insert(if parent.is_empty() { gone.to_owned() } else { format!("{parent}/{gone}") });
+                below.hidden.insert(if parent.is_empty() {
+                    gone.to_owned()
+                } else {
+                    format!("{parent}/{gone}")
+                });
                 continue;
             }
             if seen.hides(&path) || parent != DIRECTORY {
@@ -160,7 +178,11 @@ mod tests {
                 for (name, content) in *entries {
                     let mut header = tar::Header::new_gnu();
                     header.set_size(content.len() as u64);
-                    header.set_entry_type(if name.ends_with('/') { EntryType::Directory } else { EntryType::Regular });
+                    header.set_entry_type(if name.ends_with('/') {
+                        EntryType::Directory
+                    } else {
+                        EntryType::Regular
+                    });
                     if *content == "->" {
                         header.set_entry_type(EntryType::Symlink);
                         header.set_size(0);

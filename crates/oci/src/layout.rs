@@ -45,7 +45,10 @@ impl Layout {
             .map_err(|error| Failure::wrong(format!("'{MARK}' in it can't be read: {error}")))?;
         let version = mark.get("imageLayoutVersion").and_then(|value| value.as_str()).unwrap_or_default();
         if !version.starts_with("1.") {
-            return Err(Failure::unsupported(format!("layouts of version '{}' are not supported", shown(version))));
+            return Err(Failure::unsupported(format!(
+                "layouts of version '{}' are not supported",
+                shown(version)
+            )));
         }
         Ok(layout)
     }
@@ -177,7 +180,8 @@ impl Layout {
             image.annotations.insert(REF_NAME.to_owned(), tag.to_owned());
         }
         image.media_type = MANIFEST.to_owned();
-        let of_other = |known: &Descriptor| known.annotations.get(REF_NAME) != image.annotations.get(REF_NAME);
+        let of_other =
+            |known: &Descriptor| known.annotations.get(REF_NAME) != image.annotations.get(REF_NAME);
         index.manifests.retain(|known| match tag {
             Some(_) => of_other(known),
             None => known.digest != image.digest,
@@ -264,7 +268,9 @@ mod tests {
         assert!(packed.tag(two, None).unwrap_err().reason.contains("tar file"));
         // A file that is not what its name says.
         std::fs::write(path.join(name_of(&one.digest)), "zap").unwrap();
-        assert!(made.document(&Reference::Digest(one.digest.clone())).is_err_and(|e| e.reason.contains("digest")));
+        assert!(
+            made.document(&Reference::Digest(one.digest.clone())).is_err_and(|e| e.reason.contains("digest"))
+        );
         std::fs::remove_file(path.join(name_of(&one.digest))).unwrap();
         assert!(made.blob(&one).is_err_and(|e| e.reason.contains(one.digest.hex())));
     }

@@ -93,7 +93,9 @@ impl OciName {
 fn parse_registry(rest: &str) -> Result<OciName, String> {
     let (registry, path) = rest.split_once('/').unwrap_or((rest, ""));
     if registry.contains('@') {
-        return Err("no user belongs into the name: docker's or podman's files of credentials have it".to_owned());
+        return Err(
+            "no user belongs into the name: docker's or podman's files of credentials have it".to_owned()
+        );
     }
     if registry.is_empty() {
         return Err("the registry is missing: oci://REGISTRY/NAME:TAG".to_owned());
@@ -105,9 +107,10 @@ fn parse_registry(rest: &str) -> Result<OciName, String> {
         return Err("the registry has characters that no host has".to_owned());
     }
     let (path, digest) = match path.split_once('@') {
-        Some((path, digest)) => {
-            (path, Some(digest.parse::<Digest>().map_err(|reason| format!("the digest '{digest}': {reason}"))?))
-        }
+        Some((path, digest)) => (
+            path,
+            Some(digest.parse::<Digest>().map_err(|reason| format!("the digest '{digest}': {reason}"))?),
+        ),
         None => (path, None),
     };
     let (repository, tag) = match path.rsplit_once(':') {
@@ -171,7 +174,8 @@ fn is_part(part: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_ended = part.starts_with(is_letter) && part.ends_with(is_letter);
     let separators = part.split(is_letter).filter(|between| !between.is_empty());
-    let fits = |between: &str| matches!(between, "." | "_" | "__") || between.bytes().all(|byte| byte == b'-');
+    let fits =
+        |between: &str| matches!(between, "." | "_" | "__") || between.bytes().all(|byte| byte == b'-');
     is_ended && separators.map(fits).all(|fits| fits)
 }
 

@@ -59,7 +59,9 @@ pub(crate) fn anywhere<T>(
                 match at_place(&place, repository, reference, options).and_then(&mut act) {
                     Ok(done) => return Ok(done),
                     // Nobody waits for other places, and what the user's disk has no place for is the same there.
-                    Err(failure) if matches!(failure.errno, libc::ECANCELED | libc::ENOSPC) => return Err(told(failure)),
+                    Err(failure) if matches!(failure.errno, libc::ECANCELED | libc::ENOSPC) => {
+                        return Err(told(failure));
+                    }
                     Err(failure) => {
                         if place.mirror_of.is_some() {
                             before.push_str(&format!(" (the mirror {}: {failure})", place.api));
@@ -87,10 +89,15 @@ fn at_place(
 pub(crate) type LookedAt = RefCell<Option<(Digest, Blob)>>;
 
 /// The disk of an image; the blob that was opened to know what it is stays in `looked_at`.
-pub(crate) fn kind_of<'a>(image: &'a Image, options: &OciOptions, looked_at: &LookedAt) -> Result<Kind<'a>, Failure> {
+pub(crate) fn kind_of<'a>(
+    image: &'a Image,
+    options: &OciOptions,
+    looked_at: &LookedAt,
+) -> Result<Kind<'a>, Failure> {
     let first = |blob: &Descriptor| {
         let opened = image.store.blob(blob, ServersWithoutRanges::Stream)?;
-        let first = opened.first(SNIFFED).map_err(|failure| failure.during(format!("blob {}", blob.digest)))?;
+        let first =
+            opened.first(SNIFFED).map_err(|failure| failure.during(format!("blob {}", blob.digest)))?;
         *looked_at.borrow_mut() = Some((blob.digest.clone(), opened));
         Ok(first)
     };

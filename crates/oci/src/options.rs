@@ -87,7 +87,8 @@ impl FromStr for Platform {
     fn from_str(text: &str) -> Result<Self, String> {
         let parts: Vec<&str> = text.split('/').collect();
         let fits = |part: &&str| {
-            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            !part.is_empty()
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
         if !parts.iter().all(fits) {
             return Err("a platform is OS/ARCHITECTURE[/VARIANT], such as linux/arm64".to_owned());

@@ -114,7 +114,8 @@ impl Content {
 
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
         let head = self.head.len() as u64;
-        if let Some(rest) = self.head.get(offset as usize..).filter(|rest| offset < head && !rest.is_empty()) {
+        if let Some(rest) = self.head.get(offset as usize..).filter(|rest| offset < head && !rest.is_empty())
+        {
             let len = rest.len().min(out.len());
             out[..len].copy_from_slice(&rest[..len]);
             return Ok(len);
@@ -248,7 +249,8 @@ fn tar_head(title: &str, len: u64) -> Result<Vec<u8>, Failure> {
         header.set_cksum();
         Ok(header)
     };
-    let unfit = |error: io::Error| Failure::new(libc::EINVAL, format!("the name of the file in the image: {error}"));
+    let unfit =
+        |error: io::Error| Failure::new(libc::EINVAL, format!("the name of the file in the image: {error}"));
     let directory = header("disk/", tar::EntryType::Directory, 0o755, 0).map_err(unfit)?;
     let file = header(&format!("disk/{title}"), tar::EntryType::Regular, 0o440, len).map_err(unfit)?;
     Ok([&directory.as_bytes()[..], file.as_bytes()].concat())
@@ -272,9 +274,17 @@ fn pack(file: &File, len: u64, out: &File) -> Result<u64, Failure> {
         loop {
             let mut output = OutBuffer::around(&mut packed[..]);
             let left = if at == len {
-                context.compress_stream2(&mut output, &mut input, zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_end)
+                context.compress_stream2(
+                    &mut output,
+                    &mut input,
+                    zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_end,
+                )
             } else {
-                context.compress_stream2(&mut output, &mut input, zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_continue)
+                context.compress_stream2(
+                    &mut output,
+                    &mut input,
+                    zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_continue,
+                )
             };
             let left = left.map_err(broken)?;
             let made = output.pos();
@@ -378,19 +388,22 @@ mod tests {
             (PushAs::RawZstd, &bytes),
             (PushAs::ContainerDisk, &qcow2),
         ] {
-            let name: OciName = OciName::parse(&format!("oci-layout:{}/{kind:?}:v1", dir.path().display())).unwrap();
+            let name: OciName =
+                OciName::parse(&format!("oci-layout:{}/{kind:?}:v1", dir.path().display())).unwrap();
             let image = PushOptions::new(kind, "disk.img").annotations([("a".to_owned(), "b".to_owned())]);
             let first = push(&file_of(bytes), &name, &image, &options, &|_, _| true).unwrap();
             let again = push(&file_of(bytes), &name, &image, &options, &|_, _| true).unwrap();
             assert!(!first.was_there && again.was_there && first.digest == again.digest, "{kind:?}");
-            let Opened::Whole(opened) = open(&name, &options).unwrap_or_else(|e| panic!("{kind:?}: {e}")) else {
+            let Opened::Whole(opened) = open(&name, &options).unwrap_or_else(|e| panic!("{kind:?}: {e}"))
+            else {
                 panic!("a layout is not lazy")
             };
             let mut found = vec![0; bytes.len() + 1];
             let len = opened.read_at(&mut found, 0).unwrap();
             assert!(found[..len] == **bytes, "{kind:?}: {len}");
             let target = dir.path().join(format!("{kind:?}.img"));
-            let pulled = pull(&name, &target, &options, &|_, _| true).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
+            let pulled =
+                pull(&name, &target, &options, &|_, _| true).unwrap_or_else(|e| panic!("{kind:?}: {e}"));
             assert!(std::fs::read(&target).unwrap() == *bytes && pulled.digest == first.digest, "{kind:?}");
             assert!(pull(&name, &target, &options, &|_, _| true).is_err_and(|e| e.errno() == libc::EEXIST));
         }
@@ -403,14 +416,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let name = OciName::parse(&format!("oci-layout:{}/l", dir.path().display())).unwrap();
         let options = OciOptions::default().directory(dir.path().to_owned());
-        push(&file_of(&[7; 9000]), &name, &PushOptions::new(PushAs::Raw, "x"), &options, &|_, _| true).unwrap();
+        push(&file_of(&[7; 9000]), &name, &PushOptions::new(PushAs::Raw, "x"), &options, &|_, _| true)
+            .unwrap();
         let digest = Digest::of(&[7; 9000]);
         let path = dir.path().join("l/blobs/sha256").join(digest.hex());
         let mut wrong = vec![7; 9000];
         wrong[8999] = 8;
         std::fs::write(&path, &wrong).unwrap();
         let error = open(&name, &options).err().unwrap().to_string();
-        assert!(error.contains("another digest") && error.contains(digest.hex()) && error.contains("oci-layout:"), "{error}");
+        assert!(
+            error.contains("another digest") && error.contains(digest.hex()) && error.contains("oci-layout:"),
+            "{error}"
+        );
         let target = dir.path().join("target");
         assert!(pull(&name, &target, &options, &|_, _| true).is_err());
         assert!(!target.exists());

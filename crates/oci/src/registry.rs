@@ -12,7 +12,9 @@ use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
 use zebu_remote::RemoteRemedy;
-use zebu_remote::http::{ClientErrorKind, HttpDisk, HttpOptions, HttpUrl, Redirects, ServersWithoutRanges, Signing};
+use zebu_remote::http::{
+    ClientErrorKind, HttpDisk, HttpOptions, HttpUrl, Redirects, ServersWithoutRanges, Signing,
+};
 
 /// The most redirects to a manifest.
 const MOST_REDIRECTS: usize = 5;
@@ -37,7 +39,12 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// The repository at a place. Nothing is asked yet, but of a place that may be without TLS.
-    pub(crate) fn new(place: &Place, repository: &str, access: Access, options: &OciOptions) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        place: &Place,
+        repository: &str,
+        access: Access,
+        options: &OciOptions,
+    ) -> Result<Self, Failure> {
         let client = Client::new(options.http.clone());
         let mut api = place.api.clone();
         if place.may_be_plain && is_without_tls(&client, &api) {
@@ -45,9 +52,10 @@ impl Registry {
         }
         let url = HttpUrl::parse(&api).map_err(|reason| Failure::new(libc::EINVAL, reason))?;
         let host = api.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
-        let namespace = place.mirror_of.as_ref().map(|registry| {
-            format!("?ns={}", utf8_percent_encode(registry, NON_ALPHANUMERIC))
-        });
+        let namespace = place
+            .mirror_of
+            .as_ref()
+            .map(|registry| format!("?ns={}", utf8_percent_encode(registry, NON_ALPHANUMERIC)));
         Ok(Self {
             tokens: Arc::new(Tokens::new(!url.is_secure(), host, repository, access, &options.http)),
             api,
@@ -97,7 +105,10 @@ impl Registry {
                 let next = location(&url, &answer)?;
                 if origin(&next) != origin(&self.api) {
                     let shown = HttpUrl::hide(&next);
-                    return Err(Failure::new(libc::EACCES, format!("the manifest is redirected to another server: {shown}")));
+                    return Err(Failure::new(
+                        libc::EACCES,
+                        format!("the manifest is redirected to another server: {shown}"),
+                    ));
                 }
                 url = next;
                 continue;
@@ -111,7 +122,11 @@ impl Registry {
     }
 
     /// A blob, to be read by ranges, or in order if the registry has none and `without_ranges` lets it.
-    pub(crate) fn blob(&self, blob: &Descriptor, without_ranges: ServersWithoutRanges) -> Result<HttpDisk, Failure> {
+    pub(crate) fn blob(
+        &self,
+        blob: &Descriptor,
+        without_ranges: ServersWithoutRanges,
+    ) -> Result<HttpDisk, Failure> {
         let url = HttpUrl::parse(&self.url(&format!("blobs/{}", blob.digest)))
             .map_err(|reason| Failure::new(libc::EINVAL, reason))?;
         let options = self
@@ -139,7 +154,10 @@ impl Registry {
         let leaves_tls = from.starts_with("https://") && to.starts_with("http://");
         if leaves_tls && self.http.redirects == Redirects::Safe {
             let to = HttpUrl::hide(to);
-            return Err(Failure::new(libc::EACCES, format!("the registry leads from https to '{to}' (--redirects any follows it)")));
+            return Err(Failure::new(
+                libc::EACCES,
+                format!("the registry leads from https to '{to}' (--redirects any follows it)"),
+            ));
         }
         Ok(())
     }
@@ -234,9 +252,14 @@ mod tests {
             Response::builder().header("docker-content-digest", told).body(b"{}".to_vec()).unwrap()
         };
         let tag = Reference::Tag("t".to_owned());
-        assert_eq!(judge(answer(&digest), &tag).map(|told| told.digest.to_string()).ok(), Some(digest.clone()));
+        assert_eq!(
+            judge(answer(&digest), &tag).map(|told| told.digest.to_string()).ok(),
+            Some(digest.clone())
+        );
         let other = Digest::of(b"x");
-        assert!(judge(answer(&other.to_string()), &tag).is_err_and(|e| e.reason.contains(&other.to_string())));
+        assert!(
+            judge(answer(&other.to_string()), &tag).is_err_and(|e| e.reason.contains(&other.to_string()))
+        );
         assert!(judge(answer(&digest), &Reference::Digest(other)).is_err());
     }
 }

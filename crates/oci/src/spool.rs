@@ -31,7 +31,8 @@ pub(crate) fn copy(
     most: u64,
     on: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<u64, Failure> {
-    let cant_write = |error: &std::io::Error| Failure::of_file("the bytes of the image can't be written", error);
+    let cant_write =
+        |error: &std::io::Error| Failure::of_file("the bytes of the image can't be written", error);
     let mut piece = vec![0; PIECE];
     let mut end = at;
     loop {

@@ -93,6 +93,9 @@ mod tests {
             assert!(error.to_string().contains("zstd"), "{cut}: {error}");
         }
         assert!(unpacked(Packing::Zstd, &b"no zstd at all"[..]).read_to_end(&mut Vec::new()).is_err());
-        assert_eq!(unpacked(Packing::Zstd, &both[..one]).read_to_end(&mut Vec::new()).unwrap(), content.len());
+        assert_eq!(
+            unpacked(Packing::Zstd, &both[..one]).read_to_end(&mut Vec::new()).unwrap(),
+            content.len()
+        );
     }
 }

@@ -56,14 +56,17 @@ pub(crate) fn upload(
             Err(failure) => failure,
         };
         // Its answer may have been lost.
-        if begun.as_ref().is_some_and(|begun| begun.at == blob.size) && is_there(registry, blob).unwrap_or(false) {
+        if begun.as_ref().is_some_and(|begun| begun.at == blob.size)
+            && is_there(registry, blob).unwrap_or(false)
+        {
             return Ok(Sent::Now);
         }
         let at = begun.as_ref().map_or(0, |begun| begun.at);
         if at > furthest {
             (furthest, tries, pause) = (at, 1, FIRST_PAUSE);
         }
-        let is_final = matches!(failure.errno, libc::EACCES | libc::ECANCELED | libc::EINVAL | libc::EOPNOTSUPP);
+        let is_final =
+            matches!(failure.errno, libc::EACCES | libc::ECANCELED | libc::EINVAL | libc::EOPNOTSUPP);
         if is_final || tries == MOST_TRIES {
             return Err(failure);
         }

@@ -83,7 +83,7 @@ fn what_is_pushed_is_read_by_ranges_wherever_a_name_is_taken() {
     for at in (0..LEN).step_by(1 << 20) {
         assert!(client.read(at as u64, 1 << 20).unwrap() == content[at..][..1 << 20], "{at}");
     }
-    client.write(0, &[7; 4096]).unwrap();
+    client.write(0, 0, &[7; 4096]).unwrap();
     drop(client);
     server.stop();
 }
@@ -96,13 +96,16 @@ fn skopeo_reads_what_zebu_pushes_and_zebu_what_skopeo_copies() {
     let registry = Registry::start(dir, Guests::All);
     let port = registry.port();
     // Each kind goes through a layout of zebu's, the registry by skopeo, and a layout of skopeo's.
-    for (kind, file) in [("qcow2", "disk.qcow2"), ("raw-zstd", "disk.raw"), ("container-disk", "disk.qcow2")] {
+    for (kind, file) in [("qcow2", "disk.qcow2"), ("raw-zstd", "disk.raw"), ("container-disk", "disk.qcow2")]
+    {
         let layout = format!("oci-layout:made-{kind}:v1");
         zebu(dir, &["push", "--as", kind, file, &layout]).ok();
         zebu(dir, &["compare", &layout, "disk.raw"]).ok();
         skopeo(
             dir,
-            &format!("copy --dest-tls-verify=false oci:made-{kind}:v1 docker://127.0.0.1:{port}/copied/{kind}:v1"),
+            &format!(
+                "copy --dest-tls-verify=false oci:made-{kind}:v1 docker://127.0.0.1:{port}/copied/{kind}:v1"
+            ),
         );
         let name = registry.image(&format!("copied/{kind}:v1"));
         zebu(dir, &["compare", &name, "disk.raw"]).ok();
@@ -112,7 +115,9 @@ fn skopeo_reads_what_zebu_pushes_and_zebu_what_skopeo_copies() {
         zebu(dir, &["push", "--as", kind, file, &pushed]).ok();
         skopeo(
             dir,
-            &format!("copy --src-tls-verify=false docker://127.0.0.1:{port}/pushed/{kind}:v2 oci:back-{kind}:v2"),
+            &format!(
+                "copy --src-tls-verify=false docker://127.0.0.1:{port}/pushed/{kind}:v2 oci:back-{kind}:v2"
+            ),
         );
         zebu(dir, &["compare", &format!("oci-layout:back-{kind}:v2"), "disk.raw"]).ok();
     }
@@ -135,7 +140,8 @@ fn users_and_tls_are_those_of_the_files_that_people_have() {
     // By the files of docker and of podman, and by a helper.
     std::fs::create_dir(dir.join(".docker")).unwrap();
     let docker = dir.join(".docker/config.json");
-    std::fs::write(&docker, format!("{{\"auths\":{{\"{host}\":{{\"auth\":\"dXNlcjp3cm9uZw==\"}}}}}}")).unwrap();
+    std::fs::write(&docker, format!("{{\"auths\":{{\"{host}\":{{\"auth\":\"dXNlcjp3cm9uZw==\"}}}}}}"))
+        .unwrap();
     let refused = zebu(dir, &push).exits(1);
     assert!(refused.stderr.contains("401") && !refused.stderr.contains("wrong"), "{}", refused.stderr);
     let entry = format!("{{\"auths\":{{\"{host}\":{{\"auth\":\"dXNlcjpzZWNyZXQ=\"}}}}}}");
@@ -225,7 +231,10 @@ fn a_registry_that_lies_is_told_and_nothing_gets_its_name() {
     zebu(dir, &["push", "disk.raw", &registry.image("images/raw:v1")]).ok();
     let leftover = || {
         let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        entries.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.contains("target")).collect::<Vec<_>>()
+        entries
+            .map(|name| name.to_string_lossy().into_owned())
+            .filter(|name| name.contains("target"))
+            .collect::<Vec<_>>()
     };
     // A flipped bit in the middle.
     let blob = blob_digest(dir, "disk.qcow2");
@@ -261,7 +270,9 @@ fn a_registry_that_lies_is_told_and_nothing_gets_its_name() {
     assert!(told.contains("another server") && !told.contains("secret"), "{told}");
     let count = Arc::new(AtomicUsize::new(0));
     proxy.change(move |_, head| match count.fetch_add(1, Ordering::SeqCst) {
-        1 if head.contains("manifests/") => Mishap::Answer("429 Too Many Requests\r\nRetry-After: 1".to_owned()),
+        1 if head.contains("manifests/") => {
+            Mishap::Answer("429 Too Many Requests\r\nRetry-After: 1".to_owned())
+        }
         4 => Mishap::Answer("503 Service Unavailable\r\nRetry-After: 0".to_owned()),
         _ => Mishap::None,
     });

@@ -57,12 +57,17 @@ pub(crate) fn run(args: &PullArgs, context: &Context) -> Result<u8, Failure> {
         watch.note("pulling", done, total);
         !watch.cancel().is_cancelled()
     };
-    let pulled = pull(&args.name, &args.target, &context.disks.remote.oci_options(), &on).map_err(|error| {
-        if watch.cancel().is_cancelled() {
-            return Failure::interrupted();
-        }
-        Failure::new(format!("could not pull '{}': {}", printable(error.name()), printable(error.reason())))
-    })?;
+    let pulled =
+        pull(&args.name, &args.target, &context.disks.remote.oci_options(), &on).map_err(|error| {
+            if watch.cancel().is_cancelled() {
+                return Failure::interrupted();
+            }
+            Failure::new(format!(
+                "could not pull '{}': {}",
+                printable(error.name()),
+                printable(error.reason())
+            ))
+        })?;
     watch.finish();
     let Pulled { digest, len, resumed_at, .. } = pulled;
     if !args.quiet {

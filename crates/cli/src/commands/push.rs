@@ -143,12 +143,15 @@ fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
         (None | Some(Kind::Raw), Format::Raw) => Ok(PushAs::Raw),
         (Some(Kind::RawZstd), Format::Raw) => Ok(PushAs::RawZstd),
         (Some(Kind::ContainerDisk), Format::Raw | Format::Qcow2) => Ok(PushAs::ContainerDisk),
-        (Some(Kind::Qcow2), _) => Err("it is no qcow2 image: zebu convert -c -O qcow2 makes one of it".to_owned()),
+        (Some(Kind::Qcow2), _) => {
+            Err("it is no qcow2 image: zebu convert -c -O qcow2 makes one of it".to_owned())
+        }
         (Some(Kind::Raw | Kind::RawZstd), _) => {
             Err("it is no raw image: zebu convert -O raw makes one of it".to_owned())
         }
         (None | Some(Kind::ContainerDisk), _) => {
-            Err("images of registries hold qcow2 and raw: zebu convert -c -O qcow2 makes one of it".to_owned())
+            Err("images of registries hold qcow2 and raw: zebu convert -c -O qcow2 makes one of it"
+                .to_owned())
         }
     }
 }

@@ -89,9 +89,15 @@ mod tests {
         };
         for (header, expected) in [
             ("Basic realm=\"x\"", Some(Challenge::Basic)),
-            ("Bearer realm=\"https://a/t\",service=\"r\",scope=\"repository:x:pull\"", bearer("https://a/t", "r")),
+            (
+                "Bearer realm=\"https://a/t\",service=\"r\",scope=\"repository:x:pull\"",
+                bearer("https://a/t", "r"),
+            ),
             ("bearer realm=https://a/t", bearer("https://a/t", "")),
-            ("Basic realm=\"x\", Bearer realm=\"https://a/t\", service=\"a \\\"b\"", bearer("https://a/t", "a \"b")),
+            (
+                "Basic realm=\"x\", Bearer realm=\"https://a/t\", service=\"a \\\"b\"",
+                bearer("https://a/t", "a \"b"),
+            ),
             ("Negotiate, Basic realm=x", Some(Challenge::Basic)),
             ("Basic", Some(Challenge::Basic)),
             ("Bearer service=\"x\"", None),

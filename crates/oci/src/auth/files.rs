@@ -88,7 +88,10 @@ fn read(path: &Path) -> Result<Option<File>, Failure> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => return Ok(None),
         Err(error) => return Err(Failure::of_file(&shown.to_string(), &error)),
         Ok(_) if text.len() as u64 > LARGEST => {
-            return Err(Failure::new(libc::EFBIG, format!("{shown}: it is too large for a file of credentials")));
+            return Err(Failure::new(
+                libc::EFBIG,
+                format!("{shown}: it is too large for a file of credentials"),
+            ));
         }
         Ok(_) => {}
     }
@@ -114,7 +117,9 @@ impl File {
         }
         // The longest name that has the repository in it.
         let whole = format!("{registry}/{repository}");
-        let has = |name: &str| whole.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let has = |name: &str| {
+            whole.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let entries = self.auths.iter().filter(|(name, _)| has(key(name)));
         let entry = entries.max_by_key(|(name, _)| key(name).len());
         if let Some((name, entry)) = entry
@@ -144,16 +149,16 @@ impl Entry {
         }
         if let Some(auth) = given(&self.auth) {
             let decoded = BASE64_STANDARD.decode(auth.trim()).ok();
-            let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok()).ok_or("'auth' is no text in base64")?;
+            let text = decoded
+                .and_then(|bytes| String::from_utf8(bytes).ok())
+                .ok_or("'auth' is no text in base64")?;
             // Some programs end it with zeroes.
             let text = text.trim_end_matches('\0');
             let (user, password) = text.split_once(':').ok_or("'auth' has no colon in it")?;
             return Ok(Some(Secret::Password { user: user.to_owned(), password: password.to_owned() }));
         }
-        Ok(given(&self.username).map(|user| Secret::Password {
-            user,
-            password: self.password.clone().unwrap_or_default(),
-        }))
+        Ok(given(&self.username)
+            .map(|user| Secret::Password { user, password: self.password.clone().unwrap_or_default() }))
     }
 }
 
@@ -163,10 +168,12 @@ mod tests {
 
     fn found(text: &str, registry: &str, repository: &str) -> Option<String> {
         let file: File = serde_json::from_str(text).unwrap();
-        file.find(registry, repository).unwrap_or_else(|failure| panic!("{failure}")).map(|secret| match secret {
-            Secret::Password { user, password } => format!("{user}:{password}"),
-            Secret::Identity(token) => format!("identity {token}"),
-            Secret::Token(token) => format!("token {token}"),
+        file.find(registry, repository).unwrap_or_else(|failure| panic!("{failure}")).map(|secret| {
+            match secret {
+                Secret::Password { user, password } => format!("{user}:{password}"),
+                Secret::Identity(token) => format!("identity {token}"),
+                Secret::Token(token) => format!("token {token}"),
+            }
         })
     }
 

@@ -25,10 +25,14 @@ struct Answer {
 /// It can't be started, fails, or says what can't be read.
 pub(super) fn ask(name: &str, registry: &str) -> Result<Option<Secret>, Failure> {
     let program = format!("docker-credential-{name}");
-    let fail = |reason: String| Failure::new(libc::EACCES, format!("the credential helper '{program}' {reason}"));
+    let fail =
+        |reason: String| Failure::new(libc::EACCES, format!("the credential helper '{program}' {reason}"));
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || !name.bytes().all(fits) {
-        return Err(Failure::new(libc::EINVAL, "the name of a credential helper has letters, digits, '-', '_' and '.'"));
+        return Err(Failure::new(
+            libc::EINVAL,
+            "the name of a credential helper has letters, digits, '-', '_' and '.'",
+        ));
     }
     let mut command = Command::new(&program);
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -50,8 +54,8 @@ pub(super) fn ask(name: &str, registry: &str) -> Result<Option<Secret>, Failure>
         return Err(fail(format!("fails for '{registry}' ({status})")));
     }
     // The words of the error could show the secret.
-    let Answer { username, secret } =
-        serde_json::from_slice(&text).map_err(|_| fail(format!("says for '{registry}' what can't be read")))?;
+    let Answer { username, secret } = serde_json::from_slice(&text)
+        .map_err(|_| fail(format!("says for '{registry}' what can't be read")))?;
     Ok(Some(match username.as_str() {
         TOKEN_USER => Secret::Identity(secret),
         _ => Secret::Password { user: username, password: secret },

@@ -112,7 +112,13 @@ struct Known {
 
 impl Tokens {
     /// Values for a repository of the registry `registry`, which is asked without TLS if `is_plain`.
-    pub(crate) fn new(is_plain: bool, registry: &str, repository: &str, access: Access, options: &HttpOptions) -> Self {
+    pub(crate) fn new(
+        is_plain: bool,
+        registry: &str,
+        repository: &str,
+        access: Access,
+        options: &HttpOptions,
+    ) -> Self {
         Self {
             is_plain,
             registry: registry.to_owned(),
@@ -197,16 +203,18 @@ fn make(wanted: &Wanted, client: &Client) -> Result<Value, Failure> {
         (Challenge::Basic, Some(Secret::Password { user, password })) => {
             Ok((checked(basic(&user, &password))?, PASSWORD_LIFE))
         }
-        (Challenge::Basic, Some(_)) => {
-            Err(Failure::new(libc::EACCES, format!("{registry} wants a password, and the credentials are a token")))
-        }
+        (Challenge::Basic, Some(_)) => Err(Failure::new(
+            libc::EACCES,
+            format!("{registry} wants a password, and the credentials are a token"),
+        )),
         (Challenge::Basic, None) => Err(Failure::new(
             libc::EACCES,
-            format!("{registry} wants a user and a password: docker login, podman login or REGISTRY_AUTH_FILE give them"),
+            format!(
+                "{registry} wants a user and a password: docker login, podman login or REGISTRY_AUTH_FILE give them"
+            ),
         )),
-        (Challenge::Bearer { realm, service }, secret) => {
-            bearer(wanted, realm, service, secret, client).map_err(|failure| failure.during("no token is given"))
-        }
+        (Challenge::Bearer { realm, service }, secret) => bearer(wanted, realm, service, secret, client)
+            .map_err(|failure| failure.during("no token is given")),
     }
 }
 
@@ -224,16 +232,21 @@ fn bearer(
     secret: Option<Secret>,
     client: &Client,
 ) -> Result<Value, Failure> {
-    let url = HttpUrl::parse(realm)
-        .map_err(|reason| Failure::wrong(format!("the registry names a server of tokens that can't be one: {reason}")))?;
+    let url = HttpUrl::parse(realm).map_err(|reason| {
+        Failure::wrong(format!("the registry names a server of tokens that can't be one: {reason}"))
+    })?;
     if !url.is_secure() && !wanted.is_plain {
-        return Err(Failure::new(libc::EACCES, format!("the registry has TLS, and its server of tokens '{url}' has not")));
+        return Err(Failure::new(
+            libc::EACCES,
+            format!("the registry has TLS, and its server of tokens '{url}' has not"),
+        ));
     }
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let about = format!("service={}&scope={}", encoded(service), encoded(&wanted.scope()));
     let ask = match secret {
         Some(Secret::Identity(token)) => {
-            let body = format!("grant_type=refresh_token&client_id=zebu&{about}&refresh_token={}", encoded(&token));
+            let body =
+                format!("grant_type=refresh_token&client_id=zebu&{about}&refresh_token={}", encoded(&token));
             Ask::new(Method::POST, realm)
                 .header("content-type", "application/x-www-form-urlencoded")
                 .body(body.into_bytes())
@@ -281,7 +294,8 @@ mod tests {
 
     #[test]
     fn what_a_broker_is_asked_for_is_read_again() {
-        let bearer = Challenge::Bearer { realm: "https://a/t?x=1".to_owned(), service: "the service".to_owned() };
+        let bearer =
+            Challenge::Bearer { realm: "https://a/t?x=1".to_owned(), service: "the service".to_owned() };
         for (challenge, access) in [(Challenge::Basic, Access::Pull), (bearer, Access::Push)] {
             let wanted = Wanted {
                 is_plain: true,
