@@ -46,7 +46,11 @@ pub(crate) fn local_path(name: &OsStr) -> Result<PathBuf, String> {
 
 /// Whether a name has a protocol that leads to a server.
 fn is_on_server(name: &str) -> bool {
-    NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name) || RbdName::is_name(name) || OciName::is_name(name)
+    NbdAddress::is_name(name)
+        || HttpUrl::is_name(name)
+        || StoreName::is_name(name)
+        || RbdName::is_name(name)
+        || OciName::is_name(name)
 }
 
 /// The same, for an argument.

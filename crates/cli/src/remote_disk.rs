@@ -396,14 +396,16 @@ impl RemoteDisks {
                 HttpDisk::open_signed(urls, (**options).clone())
                     .and_then(|disk| self.with_cache(dialect, disk, options.memory))
             }
-            RemoteName::Oci { name: image, options } => match zebu_oci::open(image, options).map_err(with_option)? {
-                Opened::Lazy(disk) => self.with_cache(dialect, *disk, options.http.memory),
-                Opened::Whole(file) => {
-                    let path = PathBuf::from(image.to_string());
-                    let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
-                    return Ok(Disk::Whole(image.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)));
+            RemoteName::Oci { name: image, options } => {
+                match zebu_oci::open(image, options).map_err(with_option)? {
+                    Opened::Lazy(disk) => self.with_cache(dialect, *disk, options.http.memory),
+                    Opened::Whole(file) => {
+                        let path = PathBuf::from(image.to_string());
+                        let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
+                        return Ok(Disk::Whole(image.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)));
+                    }
                 }
-            },
+            }
             RemoteName::Rbd { name: image } => {
                 let (image, options) = ((**image).clone(), RbdOptions::default());
                 let disk = if self.take_new(name) {

@@ -131,11 +131,6 @@ pub(crate) struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    /// Bytes so far.
-    pub(crate) fn position(&self) -> u64 {
-        self.reader.position
-    }
-
     /// Reads what is left, and compares.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let mut waste = vec![0; 128 << 10];
@@ -189,7 +184,7 @@ mod tests {
         let mut all = Vec::new();
         let mut reader = blob.all(&right);
         reader.read_to_end(&mut all).unwrap();
-        assert_eq!((all.as_slice(), reader.position()), (&b"0123456789"[..], 10));
+        assert_eq!((all.as_slice(), reader.reader.position), (&b"0123456789"[..], 10));
         let mut hasher = right.digest.hasher();
         hasher.update(b"0123");
         assert_eq!(blob.checked(&right, 4, hasher).finish(), Ok(()));

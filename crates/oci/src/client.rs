@@ -51,10 +51,6 @@ impl Ask {
         &self.url
     }
 
-    pub(crate) fn with_url(self, url: String) -> Self {
-        Self { url, ..self }
-    }
-
     fn request(&self) -> Result<Request<()>, Failure> {
         let mut request = Request::builder().method(&self.method).uri(&self.url).header("user-agent", AGENT);
         for (name, value) in &self.headers {

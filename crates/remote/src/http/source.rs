@@ -517,7 +517,9 @@ impl Source {
         // What is for the server that was named goes to no other.
         let renewed = given.filter(|_| url.has_origin_of(&self.original));
         let authorization = match given {
-            Some(_) => renewed.map(|given| given.get(Signing::InTime)).transpose().map_err(unsigned)?.flatten(),
+            Some(_) => {
+                renewed.map(|given| given.get(Signing::InTime)).transpose().map_err(unsigned)?.flatten()
+            }
             None => self.credentials_for(url).map_err(refused)?.map(|credentials| credentials.basic()),
         };
         if let Some(authorization) = authorization {
