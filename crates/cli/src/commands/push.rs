@@ -14,6 +14,9 @@ use std::fs::File;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_oci::{OciName, PushAs, PushOptions, Pushed, push};
 
+/// A raw disk ends with a whole one of them.
+const SECTOR: u64 = 512;
+
 /// Arguments of `zebu push`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PushArgs {
@@ -134,10 +137,15 @@ pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
 /// # Errors
 /// The file alone is not the disk, or is of another format than the kind needs.
 fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
-    if image.backing().is_some() || image.data_file_at(0).is_some() {
+    let info = image.info().map_err(|error| error.to_string())?;
+    let has_data_file = info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some());
+    if info.backing_file.is_some() || has_data_file {
         return Err("it does not stand alone: convert it, which makes one file of its chain".to_owned());
     }
     let format = image.format();
+    if format == Format::Raw && info.virtual_size.abs_diff(info.file_length) >= SECTOR {
+        return Err("the disk is only a part of its file: convert it, which makes a file of that part".to_owned());
+    }
     match (wanted, format) {
         (None | Some(Kind::Qcow2), Format::Qcow2) => Ok(PushAs::Qcow2),
         (None | Some(Kind::Raw), Format::Raw) => Ok(PushAs::Raw),
