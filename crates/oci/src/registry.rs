@@ -11,6 +11,7 @@ use crate::options::OciOptions;
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::sync::Arc;
+use std::time::Duration;
 use zebu_remote::RemoteRemedy;
 use zebu_remote::http::{
     ClientErrorKind, HttpDisk, HttpOptions, HttpUrl, Redirects, ServersWithoutRanges, Signing,
@@ -18,6 +19,8 @@ use zebu_remote::http::{
 
 /// The most redirects to a manifest.
 const MOST_REDIRECTS: usize = 5;
+/// How long a registry of this machine may take to begin with TLS before it is asked without.
+const LONGEST_GREETING: Duration = Duration::from_secs(3);
 
 /// A document as it came.
 pub(crate) struct Told {
@@ -47,7 +50,7 @@ impl Registry {
     ) -> Result<Self, Failure> {
         let client = Client::new(options.http.clone());
         let mut api = place.api.clone();
-        if place.may_be_plain && is_without_tls(&client, &api) {
+        if place.may_be_plain && is_without_tls(&options.http, &api) {
             api = api.replacen("https://", "http://", 1);
         }
         let url = HttpUrl::parse(&api).map_err(|reason| Failure::new(libc::EINVAL, reason))?;
@@ -179,13 +182,19 @@ fn judge(answer: Answer, reference: &Reference) -> Result<Told, Failure> {
     Ok(Told { digest, bytes, media_type })
 }
 
-/// Whether nobody speaks TLS there.
-fn is_without_tls(client: &Client, api: &str) -> bool {
-    let asked = client.send_once(&Ask::new(Method::GET, &format!("{api}/")));
-    let Err(error) = asked else { return false };
-    let is_possible = matches!(error.kind, ClientErrorKind::Connecting | ClientErrorKind::Broken);
+/// Whether a registry of this machine speaks no TLS, and answers without it.
+fn is_without_tls(options: &HttpOptions, api: &str) -> bool {
+    // Some servers wait for the end of a request that begins like TLS.
+    let time = options.connect_timeout.min(LONGEST_GREETING);
+    let client = Client::new(options.clone().connect_timeout(time));
+    let Err(error) = client.send_once(&Ask::new(Method::GET, &format!("{api}/"))) else { return false };
+    if !matches!(error.kind, ClientErrorKind::Connecting | ClientErrorKind::Broken) {
+        return false;
+    }
     let plain = api.replacen("https://", "http://", 1);
-    is_possible && client.send_once(&Ask::new(Method::GET, &format!("{plain}/"))).is_ok()
+    let answer = client.send_once(&Ask::new(Method::GET, &format!("{plain}/")));
+    // A server of TLS answers as well: that this is none of its requests.
+    answer.is_ok_and(|answer| matches!(answer.status().as_u16(), 200 | 401))
 }
 
 /// What the registry wants to be shown.

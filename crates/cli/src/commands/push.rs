@@ -144,7 +144,9 @@ fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
     }
     let format = image.format();
     if format == Format::Raw && info.virtual_size.abs_diff(info.file_length) >= SECTOR {
-        return Err("the disk is only a part of its file: convert it, which makes a file of that part".to_owned());
+        return Err(
+            "the disk is only a part of its file: convert it, which makes a file of that part".to_owned()
+        );
     }
     match (wanted, format) {
         (None | Some(Kind::Qcow2), Format::Qcow2) => Ok(PushAs::Qcow2),
