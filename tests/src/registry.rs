@@ -91,6 +91,33 @@ impl Registry {
         let blobs = self.dir.join("registry/docker/registry/v2/blobs/sha256");
         blobs.join(&hex[..2]).join(hex).join("data")
     }
+
+    /// The manifest or index that has a tag.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn manifest_of_tag(&self, repository: &str, tag: &str) -> String {
+        let tags = self
+            .dir
+            .join("registry/docker/registry/v2/repositories")
+            .join(repository)
+            .join("_manifests/tags");
+        let digest = std::fs::read_to_string(tags.join(tag).join("current/link")).expect("the tag");
+        std::fs::read_to_string(self.blob(&digest)).expect("the manifest")
+    }
+
+    /// The first blob of the first manifest in an index.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn referring_blob(&self, index: &str) -> String {
+        let digest_in = |text: &str, list: &str| -> String {
+            let document: serde_json::Value = serde_json::from_str(text).expect("a document");
+            document[list][0]["digest"].as_str().expect("a digest").to_owned()
+        };
+        let manifest = self.blob(&digest_in(index, "manifests"));
+        digest_in(&std::fs::read_to_string(manifest).expect("the manifest"), "layers")
+    }
 }
 
 impl Drop for Registry {

@@ -31,7 +31,7 @@ pub(crate) struct RegistryArgs {
     #[arg(long, help_heading = REGISTRIES, value_name = "HOST[:PORT]")]
     plain_http: Vec<String>,
 
-    /// Refuse to read an image by ranges, whose digest can't be compared then
+    /// Refuse to read an image by ranges if it has no hashes with which they can be compared
     #[arg(long, help_heading = REGISTRIES)]
     require_verified: bool,
 }

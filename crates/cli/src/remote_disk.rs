@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 use zebu_drivers::FileDisk;
-use zebu_oci::{OciName, OciOptions, Opened};
+use zebu_oci::{HashedDisk, Hashes, OciName, OciOptions, Opened};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
@@ -114,6 +114,8 @@ enum Disk {
         cached: Option<Arc<CachedDisk>>,
         /// Why it has none, though one was asked for.
         uncached: Option<&'static str>,
+        /// With hashes of its blocks that are compared before anybody gets them.
+        hashed: Option<Arc<HashedDisk>>,
     },
     Rbd(Arc<RbdDisk>),
     /// An image of a registry or layout that is here as a whole.
@@ -121,6 +123,20 @@ enum Disk {
 }
 
 impl Disk {
+    /// The same, compared with hashes if there are some.
+    fn compared_with(self, hashes: Option<Hashes>) -> Self {
+        let (Self::Http { disk, cached, uncached, .. }, Some(hashes)) = (&self, hashes) else { return self };
+        let (disk, cached, uncached) = (Arc::clone(disk), cached.clone(), *uncached);
+        let below: Arc<dyn Storage> = match &cached {
+            Some(cached) => Arc::clone(cached) as _,
+            None => Arc::clone(&disk) as _,
+        };
+        let (own, own_cache) = (Arc::clone(&disk), cached.clone());
+        let afresh = move || (own.reads_afresh(), own_cache.as_ref().map(|cached| cached.reads_afresh()));
+        let hashed = Some(Arc::new(HashedDisk::new(below, hashes, afresh)));
+        Self::Http { disk, cached, uncached, hashed }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Nbd(disk) => disk.name(),
@@ -259,6 +275,7 @@ impl RemoteDisks {
         };
         Ok(match disk {
             Disk::Nbd(disk) => disk,
+            Disk::Http { hashed: Some(hashed), .. } => hashed,
             Disk::Http { cached: Some(cached), .. } => cached,
             Disk::Http { disk, .. } => disk,
             Disk::Rbd(disk) => disk,
@@ -374,7 +391,9 @@ impl RemoteDisks {
         for (_, disk) in opened.iter() {
             let given_up = match disk {
                 Disk::Nbd(disk) => disk.given_up(),
-                Disk::Http { disk, .. } => disk.given_up(),
+                Disk::Http { disk, hashed, .. } => {
+                    hashed.as_ref().and_then(|hashed| hashed.failure()).or_else(|| disk.given_up())
+                }
                 Disk::Rbd(disk) => disk.given_up(),
                 Disk::Whole(..) => None,
             };
@@ -398,7 +417,9 @@ impl RemoteDisks {
             }
             RemoteName::Oci { name: image, options } => {
                 match zebu_oci::open(image, options).map_err(with_option)? {
-                    Opened::Lazy(disk) => self.with_cache(dialect, *disk, options.http.memory),
+                    Opened::Lazy { disk, hashes } => self
+                        .with_cache(dialect, *disk, options.http.memory)
+                        .map(|disk| disk.compared_with(hashes)),
                     Opened::Whole(file) => {
                         let path = PathBuf::from(image.to_string());
                         let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
@@ -440,7 +461,7 @@ impl RemoteDisks {
                 Err(reason) => (None, Some(reason)),
             },
         };
-        Ok(Disk::Http { disk, cached, uncached })
+        Ok(Disk::Http { disk, cached, uncached, hashed: None })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256, Sha512};
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 /// A digest: `sha256:` or `sha512:` and lower-case hexadecimal digits.
@@ -137,7 +137,11 @@ impl Hasher {
             Kind::Sha256(hasher) => (Algorithm::Sha256, hasher.finalize().to_vec()),
             Kind::Sha512(hasher) => (Algorithm::Sha512, hasher.finalize().to_vec()),
         };
-        Digest { algorithm, hex: bytes.iter().map(|byte| format!("{byte:02x}")).collect() }
+        let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        });
+        Digest { algorithm, hex }
     }
 }
 

@@ -101,7 +101,7 @@ pub(crate) struct Index {
 /// A document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Document {
-    Manifest(Manifest),
+    Manifest(Box<Manifest>),
     Index(Index),
 }
 

@@ -15,7 +15,7 @@ const MOST_INDEXES: usize = 4;
 
 /// A place of manifests and blobs.
 pub(crate) enum Store {
-    Registry(Registry),
+    Registry(Box<Registry>),
     Layout(Layout),
 }
 
@@ -58,7 +58,7 @@ impl Image {
             let Told { digest, bytes, media_type } = store.document(&reference)?;
             let document = Document::read(&bytes, media_type.as_deref());
             match document.map_err(|failure| failure.during(format!("manifest {digest}")))? {
-                Document::Manifest(manifest) => return Ok(Self { store, digest, manifest }),
+                Document::Manifest(manifest) => return Ok(Self { store, digest, manifest: *manifest }),
                 Document::Index(index) => {
                     let chosen = index.choose(platform);
                     let chosen = chosen.map_err(|failure| failure.during(format!("manifest {digest}")))?;

@@ -18,11 +18,14 @@ const MARK_TEXT: &str = "{\"imageLayoutVersion\":\"1.0.0\"}";
 /// Members of a tar file that are looked at.
 const MOST_MEMBERS: usize = 100_000;
 
+/// Where the bytes of each member begin, and how many there are.
+type Members = HashMap<String, (u64, u64)>;
+
 /// A layout.
 pub(crate) struct Layout {
     path: PathBuf,
-    /// The members of a tar file: where their bytes begin, and how many there are.
-    members: Option<(File, HashMap<String, (u64, u64)>)>,
+    /// The tar file that it is in.
+    members: Option<(File, Members)>,
 }
 
 impl Layout {
@@ -179,7 +182,7 @@ impl Layout {
         if let Some(tag) = tag {
             image.annotations.insert(REF_NAME.to_owned(), tag.to_owned());
         }
-        image.media_type = MANIFEST.to_owned();
+        MANIFEST.clone_into(&mut image.media_type);
         let of_other =
             |known: &Descriptor| known.annotations.get(REF_NAME) != image.annotations.get(REF_NAME);
         index.manifests.retain(|known| match tag {
@@ -219,7 +222,7 @@ fn name_of(digest: &Digest) -> String {
     format!("blobs/{}/{}", digest.algorithm(), digest.hex())
 }
 
-fn members_of(file: &File) -> Result<HashMap<String, (u64, u64)>, Failure> {
+fn members_of(file: &File) -> Result<Members, Failure> {
     let mut archive = tar::Archive::new(file);
     let mut members = HashMap::new();
     for entry in archive.entries_with_seek()?.take(MOST_MEMBERS) {

@@ -1,7 +1,7 @@
 //! Disk images in OCI registries and layouts.
 //!
 //! [`OciName`] is the name of an image, [`open`] the way to its disk: a plain qcow2 or raw blob is read by ranges
-//! ([`zebu_remote::http::HttpDisk`]), all others are unpacked into a file without a name, whose digest was compared. [`pull`]
+//! ([`zebu_remote::http::HttpDisk`], [`HashedDisk`]), all others are unpacked into a file without a name, whose digest was compared. [`pull`]
 //! makes a file of an image, [`push`] an image of a file.
 //!
 //! Requests go through [`zebu_remote::http::HttpClient`], so certificates, proxies and sandboxes are as for web servers.
@@ -12,6 +12,8 @@ mod client;
 mod digest;
 mod document;
 mod failure;
+mod hashed_disk;
+mod hashes;
 mod hosts;
 mod image;
 mod kind;
@@ -22,6 +24,7 @@ mod open;
 mod options;
 mod pull;
 mod push;
+mod referrers;
 mod registry;
 mod spool;
 mod unpack;
@@ -29,6 +32,8 @@ mod upload;
 
 pub use auth::{is_token_name, token_for_broker};
 pub use digest::{Digest, DigestError};
+pub use hashed_disk::HashedDisk;
+pub use hashes::Hashes;
 pub use hosts::Mirror;
 pub use name::{OciName, Reference};
 pub use open::{Opened, open};

@@ -173,10 +173,10 @@ fn check_tag(tag: &str) -> Result<(), String> {
 fn is_part(part: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_ended = part.starts_with(is_letter) && part.ends_with(is_letter);
-    let separators = part.split(is_letter).filter(|between| !between.is_empty());
+    let mut separators = part.split(is_letter).filter(|between| !between.is_empty());
     let fits =
         |between: &str| matches!(between, "." | "_" | "__") || between.bytes().all(|byte| byte == b'-');
-    is_ended && separators.map(fits).all(|fits| fits)
+    is_ended && separators.all(fits)
 }
 
 impl fmt::Display for OciName {

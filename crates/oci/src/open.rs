@@ -5,6 +5,7 @@ use crate::blob::Blob;
 use crate::digest::Digest;
 use crate::document::Descriptor;
 use crate::failure::Failure;
+use crate::hashes::Hashes;
 use crate::hosts::{Place, places};
 use crate::image::{Image, Store};
 use crate::kind::{Kind, Packing, SNIFFED};
@@ -22,8 +23,13 @@ use zebu_remote::http::{HttpDisk, ServersWithoutRanges};
 
 /// The disk of an image.
 pub enum Opened {
-    /// Its blob, which is read by ranges. Nothing of it was compared with its digest.
-    Lazy(Box<HttpDisk>),
+    /// Its blob, which is read by ranges.
+    Lazy {
+        /// The blob. Nothing of it was compared with its digest.
+        disk: Box<HttpDisk>,
+        /// The hashes of its blocks, if the image has some: a [`HashedDisk`](crate::HashedDisk) compares them.
+        hashes: Option<Hashes>,
+    },
     /// A file with all of it, which was compared with its digest.
     Whole(File),
 }
@@ -82,7 +88,7 @@ fn at_place(
     options: &OciOptions,
 ) -> Result<Image, Failure> {
     let registry = Registry::new(place, repository, Access::Pull, options)?;
-    Image::find(Store::Registry(registry), reference, &options.wanted_platform())
+    Image::find(Store::Registry(Box::new(registry)), reference, &options.wanted_platform())
 }
 
 /// A blob that was looked at.
@@ -125,12 +131,13 @@ fn open_disk(image: Image, options: &OciOptions) -> Result<Opened, Failure> {
             let during = |failure: Failure| failure.during(format!("blob {}", of.digest));
             match (blob_of(&image, of, looked_at)?, packing) {
                 (Blob::Remote(disk), Packing::None) if !disk.is_streamed() => {
-                    if options.only_verified {
-                        let reason = "reading it by ranges can't compare its digest, and only what was compared is wanted: \
-                                      zebu pull compares all of it";
+                    let hashes = Hashes::fetch(&image.store, of).map_err(during)?;
+                    if options.only_verified && hashes.is_none() {
+                        let reason = "it has no hashes with which ranges of it could be compared, and only what was compared is \
+                                      wanted: zebu pull compares all of it, and zebu push attaches hashes";
                         return Err(during(Failure::new(libc::EACCES, reason)));
                     }
-                    Ok(Opened::Lazy(disk))
+                    Ok(Opened::Lazy { disk, hashes })
                 }
                 // A file of its own is used as it is, after it was compared.
                 (Blob::Local { file, offset: 0, len }, Packing::None)

@@ -25,7 +25,7 @@ pub struct OciOptions {
     pub disk: Option<String>,
     /// Registries (`HOST[:PORT]`) that are asked without TLS. On this machine, they are if TLS fails.
     pub plain_http: Vec<String>,
-    /// Whether reading a blob by ranges is refused: its digest can't be compared then.
+    /// Whether reading a blob by ranges is refused where it has no hashes: nothing of it can be compared then.
     pub only_verified: bool,
     /// The directory of files without a name that images are unpacked into. Default: `TMPDIR`, or `/tmp`.
     pub directory: Option<PathBuf>,

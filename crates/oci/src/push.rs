@@ -1,18 +1,18 @@
 //! Images of files: blobs first, the manifest after them, so that a tag never leads to what is not there.
 
 use crate::auth::Access;
-use crate::client::{Ask, header, refusal};
 use crate::digest::{Digest, Hasher};
 use crate::document::{CONFIG, Descriptor, EMPTY, MANIFEST, Manifest, TITLE};
 use crate::failure::Failure;
+use crate::hashes::Making;
 use crate::hosts::of_registry;
 use crate::layout::Layout;
 use crate::name::{OciName, Reference};
 use crate::options::{OciOptions, Platform};
+use crate::referrers;
 use crate::registry::Registry;
 use crate::spool;
 use crate::upload::{Sent, upload};
-use http::Method;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -96,7 +96,7 @@ pub fn push(
     if let OciName::Registry { reference: Reference::Digest(_), .. } = name {
         return Err(told(Failure::new(libc::EINVAL, "a digest can't be chosen: give a tag")));
     }
-    make(file, push, options).and_then(|made| send(&made, name, options, on)).map_err(told)
+    make(file, name, push, options).and_then(|made| send(&made, name, options, on)).map_err(told)
 }
 
 /// The bytes of a blob: some, then those of a file, then zeroes.
@@ -145,14 +145,20 @@ impl Content {
         Ok(())
     }
 
-    fn digest(&self) -> Result<Digest, Failure> {
+    /// The digest. `making` gets all bytes, too.
+    fn digest(&self, mut making: Option<&mut Making>) -> Result<Digest, Failure> {
         let mut hasher = Hasher::sha256();
         let mut reader = InOrder { content: self, at: 0 };
         let mut piece = vec![0; PIECE];
         loop {
             match reader.read(&mut piece)? {
                 0 => return Ok(hasher.finish()),
-                read => hasher.update(&piece[..read]),
+                read => {
+                    hasher.update(&piece[..read]);
+                    if let Some(making) = &mut making {
+                        making.update(&piece[..read]);
+                    }
+                }
             }
         }
     }
@@ -177,10 +183,12 @@ struct Made {
     content: Content,
     blob: Descriptor,
     config: (Descriptor, Vec<u8>),
+    /// Hashes of the blob, if ranges of it are read.
+    hashes: Option<(Descriptor, Vec<u8>)>,
     manifest: Vec<u8>,
 }
 
-fn make(file: &File, push: &PushOptions, options: &OciOptions) -> Result<Made, Failure> {
+fn make(file: &File, name: &OciName, push: &PushOptions, options: &OciOptions) -> Result<Made, Failure> {
     let unreadable = |error: io::Error| Failure::of_file("the file can't be read", &error);
     let len = file.metadata().map_err(unreadable)?.len();
     let own = file.try_clone().map_err(unreadable)?;
@@ -206,7 +214,10 @@ fn make(file: &File, push: &PushOptions, options: &OciOptions) -> Result<Made, F
         PushAs::RawZstd => ("application/vnd.kubevirt.disk.raw+zstd", Some("application/vnd.zebu.disk.v1")),
         PushAs::ContainerDisk => ("application/vnd.oci.image.layer.v1.tar", None),
     };
-    let digest = content.digest()?;
+    // Of a layout, all is compared when it is opened.
+    let is_by_ranges = !name.is_local() && matches!(push.kind, PushAs::Qcow2 | PushAs::Raw);
+    let mut making = is_by_ranges.then(|| Making::new(content.len()));
+    let digest = content.digest(making.as_mut())?;
     let mut blob = Descriptor::new(media_type, digest, content.len());
     let config = if push.kind == PushAs::ContainerDisk {
         let Platform { os, architecture, .. } = options.wanted_platform();
@@ -221,6 +232,7 @@ fn make(file: &File, push: &PushOptions, options: &OciOptions) -> Result<Made, F
         blob.annotations = annotations;
         (EMPTY, b"{}".to_vec())
     };
+    let hashes = making.map(|making| making.finish(&mut blob));
     let (config_type, config) = config;
     let config = (Descriptor::new(config_type, Digest::of(&config), config.len() as u64), config);
     let manifest = Manifest {
@@ -232,7 +244,7 @@ fn make(file: &File, push: &PushOptions, options: &OciOptions) -> Result<Made, F
         annotations: push.annotations.iter().cloned().collect(),
     };
     let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::wrong(error.to_string()))?;
-    Ok(Made { content, blob, config, manifest })
+    Ok(Made { content, blob, config, hashes, manifest })
 }
 
 /// The head of a tar file with the directory of a container's disk and, up to its bytes, the disk.
@@ -307,7 +319,7 @@ fn send(
     options: &OciOptions,
     on: &dyn Fn(u64, u64) -> bool,
 ) -> Result<Pushed, Failure> {
-    let Made { content, blob, config, manifest } = made;
+    let Made { content, blob, config, hashes, manifest } = made;
     let image = Descriptor::new(MANIFEST, Digest::of(manifest), manifest.len() as u64);
     let progress = |done: u64| {
         if on(done, blob.size) { Ok(()) } else { Err(Failure::new(libc::ECANCELED, "interrupted")) }
@@ -330,38 +342,22 @@ fn send(
             let registry = Registry::new(&place, repository, Access::Push, options)?;
             let sent = upload(&registry, content, blob, &progress)
                 .map_err(|failure| failure.during(format!("blob {}", blob.digest)))?;
-            let small = spool::unnamed(&options.spool_directory())?;
-            small.write_all_at(&config.1, 0)?;
-            let small = Content { head: Vec::new(), file_len: config.0.size, file: small, zeroes: 0 };
-            upload(&registry, &small, &config.0, &|_| Ok(()))
-                .map_err(|failure| failure.during(format!("blob {}", config.0.digest)))?;
-            put_manifest(&registry, reference, manifest, &image.digest)?;
+            for (small, bytes) in hashes.iter().chain([config]) {
+                let file = spool::unnamed(&options.spool_directory())?;
+                file.write_all_at(bytes, 0)?;
+                let content = Content { head: Vec::new(), file_len: small.size, file, zeroes: 0 };
+                upload(&registry, &content, small, &|_| Ok(()))
+                    .map_err(|failure| failure.during(format!("blob {}", small.digest)))?;
+            }
+            if let Some((hashes, _)) = hashes {
+                let attached = referrers::attach(&registry, &image, &config.0, hashes);
+                attached.map_err(|failure| failure.during("the hashes of the image"))?;
+            }
+            registry.put_manifest(reference, MANIFEST, manifest.clone())?;
             sent == Sent::Before
         }
     };
     Ok(Pushed { digest: image.digest, len: blob.size, was_there })
-}
-
-fn put_manifest(
-    registry: &Registry,
-    reference: &Reference,
-    manifest: &[u8],
-    digest: &Digest,
-) -> Result<(), Failure> {
-    let ask = Ask::new(Method::PUT, &registry.url(&format!("manifests/{reference}")))
-        .header("content-type", MANIFEST)
-        .body(manifest.to_vec());
-    let answer = registry.ask(ask)?;
-    if !answer.status().is_success() {
-        return Err(refusal(&answer).during(format!("manifest {digest}")));
-    }
-    match header(&answer, "docker-content-digest") {
-        Some(told) if told != digest.to_string() => {
-            let told = crate::document::shown(told);
-            Err(Failure::wrong(format!("manifest {digest}: the registry says that it has {told}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::auth::{Access, Challenge, Tokens};
 use crate::client::{Answer, Ask, Client, header, refusal};
 use crate::digest::Digest;
-use crate::document::{ACCEPTED, Descriptor, LONGEST};
+use crate::document::{ACCEPTED, Descriptor, LONGEST, shown};
 use crate::failure::Failure;
 use crate::hosts::Place;
 use crate::name::Reference;
@@ -107,10 +107,10 @@ impl Registry {
             if answer.status().is_redirection() {
                 let next = location(&url, &answer)?;
                 if origin(&next) != origin(&self.api) {
-                    let shown = HttpUrl::hide(&next);
+                    let place = HttpUrl::hide(&next);
                     return Err(Failure::new(
                         libc::EACCES,
-                        format!("the manifest is redirected to another server: {shown}"),
+                        format!("the manifest is redirected to another server: {place}"),
                     ));
                 }
                 url = next;
@@ -150,6 +150,30 @@ impl Registry {
             return Err(Failure::wrong(format!("it has {len} bytes, and the manifest says {}", blob.size)));
         }
         Ok(disk)
+    }
+
+    /// Gives a manifest or index to the registry, by a tag or its digest.
+    pub(crate) fn put_manifest(
+        &self,
+        reference: &Reference,
+        media_type: &str,
+        bytes: Vec<u8>,
+    ) -> Result<Answer, Failure> {
+        let digest = Digest::of(&bytes);
+        let ask = Ask::new(Method::PUT, &self.url(&format!("manifests/{reference}")))
+            .header("content-type", media_type)
+            .body(bytes);
+        let answer = self.ask(ask)?;
+        if !answer.status().is_success() {
+            return Err(refusal(&answer).during(format!("manifest {digest}")));
+        }
+        match header(&answer, "docker-content-digest") {
+            Some(told) if told != digest.to_string() => {
+                let told = shown(told);
+                Err(Failure::wrong(format!("manifest {digest}: the registry says that it has {told}")))
+            }
+            _ => Ok(answer),
+        }
     }
 
     /// Refuses to leave TLS.
