@@ -336,9 +336,12 @@ fn a_registry_that_lies_is_told_and_nothing_gets_its_name() {
     assert!(lie("Docker-Content-Digest: ", other, "manifests/").contains("another digest"));
     assert!(lie("manifest.v1+json", "index.v1+json", "manifests/").contains("media type"));
     assert!(lie("/41943040", "/41943041", "blobs/").contains("the manifest says 41943040"));
-    proxy.change(|_, head| match head.contains("manifests/") {
-        true => Mishap::Answer("307 Temporary Redirect\r\nLocation: http://127.0.0.2:1/x?secret".to_owned()),
-        false => Mishap::None,
+    proxy.change(|_, head| {
+        if head.contains("manifests/") {
+            Mishap::Answer("307 Temporary Redirect\r\nLocation: http://127.0.0.2:1/x?secret".to_owned())
+        } else {
+            Mishap::None
+        }
     });
     let told = zebu(dir, &["info", &through("images/raw:v1")]).exits(1).stderr;
     assert!(told.contains("another server") && !told.contains("secret"), "{told}");
@@ -385,10 +388,7 @@ fn an_interrupted_push_and_an_interrupted_pull_go_on() {
     zebu(dir, &["push", "disk.raw", &name]).ok();
     assert!(count.load(Ordering::SeqCst) < 10, "{count:?} chunks");
     // A pull whose connections end after so many bytes each.
-    proxy.change(|_, head| match head.contains("/blobs/") {
-        true => Mishap::CutAfter(600_000),
-        false => Mishap::None,
-    });
+    proxy.change(|_, head| if head.contains("/blobs/") { Mishap::CutAfter(600_000) } else { Mishap::None });
     zebu(dir, &["pull", &name, "pulled"]).ok();
     zebu(dir, &["compare", "-f", "raw", "pulled", "disk.raw"]).ok();
     // One that stops, and another one after it.
@@ -428,9 +428,8 @@ fn mirrors_are_asked_first_and_need_not_be_right() {
     zebu(dir, &["pull", "--hosts-dir", "hosts", gone, "by-file"]).ok();
     assert!(proxy.requests() > before);
     // A mirror that is wrong costs time only.
-    proxy.change(|_, head| match head.contains("blobs/") {
-        true => Mishap::Replace("/41943040", "/41943041"),
-        false => Mishap::None,
+    proxy.change(|_, head| {
+        if head.contains("blobs/") { Mishap::Replace("/41943040", "/41943041") } else { Mishap::None }
     });
     zebu(dir, &["pull", "--mirror", &mirror, &name, "in-spite"]).ok();
     zebu(dir, &["compare", "-f", "raw", "in-spite", "disk.raw"]).ok();
