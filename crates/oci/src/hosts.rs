@@ -1,51 +1,17 @@
 //! Places that have a registry's images: mirrors, and the registry itself.
 
 use crate::failure::Failure;
+use crate::mirror::Mirror;
 use crate::options::OciOptions;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
-use std::str::FromStr;
 use zebu_remote::http::HttpUrl;
 
 /// The largest `hosts.toml` that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
 /// Docker's registry, which is at another host than its name says.
 const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
-
-/// A place that is asked before a registry.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mirror {
-    /// The registry; `None`: all.
-    registry: Option<String>,
-    url: String,
-}
-
-impl FromStr for Mirror {
-    type Err = String;
-
-    /// Reads `[REGISTRY=]URL`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (registry, url) = match text.split_once('=') {
-            Some((registry, url)) if !registry.contains("://") => (Some(registry), url),
-            _ => (None, text),
-        };
-        if registry.is_some_and(str::is_empty) {
-            return Err("the registry is missing: [REGISTRY=]URL".to_owned());
-        }
-        let parsed = HttpUrl::parse(url)?;
-        if parsed.has_credentials() {
-            return Err(
-                "no user belongs into the URL of a mirror: docker's or podman's files have it".to_owned()
-            );
-        }
-        if url.contains('?') {
-            return Err("no query belongs into the URL of a mirror".to_owned());
-        }
-        let (registry, url) = (registry.map(str::to_ascii_lowercase), url.trim_end_matches('/').to_owned());
-        Ok(Self { registry, url })
-    }
-}
 
 /// A place that is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! How images are looked for and opened.
 
-use crate::hosts::Mirror;
+use crate::mirror::Mirror;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,9 +1,9 @@
 //! Blobs to a registry: in chunks, which go on where they were broken off.
 
 use crate::client::{Answer, Ask, header, refusal};
+use crate::content::Content;
 use crate::document::Descriptor;
 use crate::failure::Failure;
-use crate::push::Content;
 use crate::registry::{Registry, location};
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};

@@ -1,6 +1,7 @@
 //! Files of credentials: podman's `auth.json` and docker's `config.json` (containers-auth.json(5)).
 
 use super::helper;
+use super::secret::Secret;
 use crate::failure::Failure;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -13,17 +14,6 @@ use std::path::{Path, PathBuf};
 const LARGEST: u64 = 1 << 20;
 /// The names of docker's own registry.
 const DOCKER: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
-
-/// What tells a registry who asks. Nothing shows it.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) enum Secret {
-    /// A user and a password.
-    Password { user: String, password: String },
-    /// What a server of tokens gives tokens for.
-    Identity(String),
-    /// A token.
-    Token(String),
-}
 
 /// A reader of the environment.
 pub(super) type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -1,6 +1,6 @@
 //! Credential helpers: programs `docker-credential-NAME` that know users and passwords.
 
-use super::files::Secret;
+use super::secret::Secret;
 use crate::failure::Failure;
 use serde::Deserialize;
 use std::io::{Read, Write};

@@ -3,6 +3,7 @@
 mod challenge;
 mod files;
 mod helper;
+mod secret;
 mod tokens;
 
 pub(crate) use challenge::Challenge;

@@ -4,7 +4,8 @@
 //! sandbox can't.
 
 use super::challenge::Challenge;
-use super::files::{self, Secret};
+use super::files;
+use super::secret::Secret;
 use crate::client::{Ask, Client, refusal};
 use crate::failure::Failure;
 use base64::Engine;
