@@ -228,7 +228,7 @@ impl TokenServer {
         self.0.tokens.load(Ordering::SeqCst)
     }
 
-    /// Those of them that were given to a user with a password.
+    /// Tokens so far that were given to a user with a password.
     pub fn given_to_user(&self) -> usize {
         self.0.known.load(Ordering::SeqCst)
     }

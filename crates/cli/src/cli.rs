@@ -103,7 +103,7 @@ enum Command {
     Push(Box<Deferred<push::PushArgs>>),
     /// Make a file of an image of an OCI registry or layout, and compare it with its digest
     ///
-    /// What an interrupted run has fetched is used by the next one.
+    /// The next run goes on with what an interrupted one has fetched.
     #[command(after_help = examples::PULL)]
     Pull(Box<Deferred<pull::PullArgs>>),
     /// Read every cluster of an image and compare it with a manifest

@@ -14,7 +14,7 @@ pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_OLD: &str = "application/vnd.docker.distribution.manifest.v1";
-/// What is asked for.
+/// Media types that are asked for.
 pub(crate) const ACCEPTED: [&str; 4] = [MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_LIST];
 /// The longest document, in bytes.
 pub(crate) const LONGEST: usize = 4 << 20;

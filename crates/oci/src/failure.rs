@@ -15,12 +15,12 @@ impl Failure {
         Self { errno, reason: reason.into() }
     }
 
-    /// What is read is not what it says that it is.
+    /// A failure of what is read: it is not what it says that it is.
     pub(crate) fn wrong(reason: impl Into<String>) -> Self {
         Self::new(libc::EIO, reason)
     }
 
-    /// It is of a kind that is not taken.
+    /// A failure of something that is of a kind that is not taken.
     pub(crate) fn unsupported(reason: impl Into<String>) -> Self {
         Self::new(libc::EOPNOTSUPP, reason)
     }

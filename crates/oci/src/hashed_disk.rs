@@ -24,7 +24,7 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
-/// What is read: a range, and the blocks that it lies in.
+/// A range that is read, and the blocks that it lies in.
 #[derive(Clone, Copy)]
 struct Wanted {
     offset: u64,

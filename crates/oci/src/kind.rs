@@ -100,7 +100,7 @@ impl<'a> Kind<'a> {
     }
 }
 
-/// What stands behind the beginning of a disk's media type.
+/// The format of a disk: the rest of its media type.
 fn format_of(layer: &Descriptor) -> Option<&str> {
     DISKS.iter().find_map(|kind| layer.media_type.strip_prefix(kind))
 }

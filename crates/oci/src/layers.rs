@@ -21,7 +21,7 @@ const OPAQUE: &str = ".wh..wh..opq";
 /// Entries of one layer that are looked at.
 const MOST_ENTRIES: usize = 1 << 20;
 
-/// What the layers so far, from the top one down, have shown and hidden.
+/// Names that the layers so far, from the top one down, have shown and hidden.
 #[derive(Default)]
 struct Seen {
     /// Files and directories that layers below do not show any more.

@@ -32,7 +32,7 @@ pub struct Pulled {
 /// Fetches an image into the file `target`, which must not be there. `on` hears of bytes that are done, and of how many there
 /// are to fetch; it may end the work (`false`).
 ///
-/// What was fetched of a plain blob stays beside the target if that is interrupted, and the next run goes on with it.
+/// The part of a plain blob that was fetched stays beside the target if that is interrupted, and the next run goes on with it.
 ///
 /// # Errors
 /// As of [`crate::open`]; also that the target is there, or can't be written.

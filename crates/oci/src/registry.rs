@@ -221,7 +221,7 @@ fn is_without_tls(options: &HttpOptions, api: &str) -> bool {
     answer.is_ok_and(|answer| matches!(answer.status().as_u16(), 200 | 401))
 }
 
-/// What the registry wants to be shown.
+/// The proof that the registry wants to be shown.
 fn challenge_of(answer: &Answer) -> Option<Challenge> {
     let all = answer.headers().get_all("www-authenticate");
     let mut wishes = all.iter().filter_map(|value| Challenge::parse(value.to_str().ok()?));

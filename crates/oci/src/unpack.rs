@@ -8,7 +8,7 @@ use zstd_safe::{DCtx, InBuffer, OutBuffer};
 /// Bytes that are taken from below at once.
 const INPUT: usize = 128 << 10;
 
-/// What a packed stream holds.
+/// The content of a packed stream.
 pub(crate) fn unpacked<'a>(packing: Packing, reader: impl Read + 'a) -> Box<dyn Read + 'a> {
     match packing {
         Packing::None => Box::new(reader),

@@ -17,7 +17,7 @@ const MOST_TRIES: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What became of a blob.
+/// The way of a blob to the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// It was sent.

@@ -33,7 +33,7 @@ fn qemu_img(dir: &Path, line: &str) {
     run_in(dir, &program, line.split_whitespace()).ok();
 }
 
-/// What `push --output json` says of a digest.
+/// The digest that `push --output json` tells.
 fn digest(report: &str) -> String {
     let report: serde_json::Value = serde_json::from_str(report).unwrap();
     report["digest"].as_str().unwrap().to_owned()

@@ -36,7 +36,7 @@ struct Entry {
     registrytoken: Option<String>,
 }
 
-/// What the user's files have for a repository of a registry: the first file that has something.
+/// The secret that the user's files have for a repository of a registry: that of the first file that has one.
 ///
 /// # Errors
 /// A file or a helper can't be read.

@@ -1,4 +1,4 @@
-//! Who asks a registry: users and passwords from the files of docker and podman, and tokens that are got for them.
+//! The one who asks a registry: users and passwords from the files of docker and podman, and tokens that are got for them.
 
 mod challenge;
 mod files;

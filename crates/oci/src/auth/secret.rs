@@ -1,11 +1,11 @@
-//! What tells a registry who asks.
+//! Secrets for registries.
 
-/// What tells a registry who asks. Nothing shows it.
+/// A proof of who asks a registry. Nothing shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Secret {
     /// A user and a password.
     Password { user: String, password: String },
-    /// What a server of tokens gives tokens for.
+    /// An identity that a server of tokens gives tokens for.
     Identity(String),
     /// A token.
     Token(String),

@@ -30,7 +30,7 @@ const JUST_NOW: Duration = Duration::from_secs(1);
 /// The longest answer of a server of tokens, in bytes.
 const LONGEST_ANSWER: usize = 256 << 10;
 
-/// What is to be done with a repository.
+/// The use that is made of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Pull,
