@@ -34,6 +34,7 @@ pub mod program;
 pub mod qemu;
 pub mod random;
 pub mod recorder;
+pub mod registry;
 pub mod rewriting;
 pub mod run;
 pub mod scratch;

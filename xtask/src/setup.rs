@@ -70,6 +70,8 @@ const TOOLS: &[Tool] = &[
     Tool { program: "nbdinfo", package: "libnbd-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nbdkit", package: "nbdkit", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "nginx", package: "nginx-light", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "docker-registry", package: "docker-registry", needs: &[Need::Tests, Need::Everything] },
+    Tool { program: "skopeo", package: "skopeo", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "tinyproxy", package: "tinyproxy-bin", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "curl", package: "curl", needs: &[Need::Tests, Need::Everything] },
     Tool { program: "ip", package: "iproute2", needs: &[Need::Tests, Need::Everything] },

@@ -136,7 +136,7 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 13] = [
+const PUBLISHED: [&str; 14] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
@@ -144,6 +144,7 @@ const PUBLISHED: [&str; 13] = [
     "zebu-tls",
     "zebu-remote",
     "zebu-store",
+    "zebu-oci",
     "zebu-rbd",
     "zebu",
     "zebu-drivers",

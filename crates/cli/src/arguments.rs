@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
 use crate::passphrase_prompt::with_prompt;
+use crate::registry_args::RegistryArgs;
 use crate::secrets::{ENCRYPTION, SecretArgs};
 use crate::values::{
     Aio, NamedFormat, OutputFormat, ReferenceRule, aio_argument, reference_argument, slice_size_argument,
@@ -121,6 +122,9 @@ pub(crate) struct NetworkArgs {
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
     #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
     redirects: Redirects,
+
+    #[command(flatten)]
+    registries: RegistryArgs,
 }
 
 fn costs_argument(text: &str) -> Result<HeaderCosts, String> {
@@ -224,6 +228,7 @@ impl NetworkArgs {
                 .cache_dir
                 .clone()
                 .map(|directory| CacheChoice { directory, size: self.remote_cache_size }),
+            oci: self.registries.options(),
         };
         disks.remote.use_options(network);
     }

@@ -2,7 +2,7 @@
 
 use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
-    info, install_names, io, map, measure, mount, rebase, resize, serve, snapshot, verify,
+    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, verify,
 };
 use crate::deferred::Deferred;
 use crate::examples;
@@ -95,6 +95,16 @@ enum Command {
     /// Back a disk up into a compressed image, past the page cache
     #[command(after_help = examples::BACKUP)]
     Backup(Box<Deferred<backup::BackupArgs>>),
+    /// Make an image of an OCI registry or layout of a file
+    ///
+    /// The file goes as it is, in chunks that are not sent twice. The tag leads to it when all is there.
+    #[command(after_help = examples::PUSH)]
+    Push(Box<Deferred<push::PushArgs>>),
+    /// Make a file of an image of an OCI registry or layout, and compare it with its digest
+    ///
+    /// The next run goes on with what an interrupted one has fetched.
+    #[command(after_help = examples::PULL)]
+    Pull(Box<Deferred<pull::PullArgs>>),
     /// Read every cluster of an image and compare it with a manifest
     #[command(after_help = examples::VERIFY)]
     Verify(Deferred<verify::VerifyArgs>),
@@ -179,6 +189,8 @@ impl Command {
             Command::Bitmap(_) => "bitmap",
             Command::Clone(_) => "clone",
             Command::Backup(_) => "backup",
+            Command::Push(_) => "push",
+            Command::Pull(_) => "pull",
             Command::Verify(_) => "verify",
             Command::Bench(_) => "bench",
             Command::Io(_) => "io",
@@ -215,6 +227,8 @@ impl Command {
             Command::Bitmap(args) => bitmap::run(args, context),
             Command::Clone(args) => clone::run(args, context),
             Command::Backup(args) => backup::run(args, context),
+            Command::Push(args) => push::run(args, context),
+            Command::Pull(args) => pull::run(args, context),
             Command::Verify(args) => verify::run(args, context),
             Command::Bench(args) => bench::run(args, context),
             Command::Io(args) => io::run(args, context),

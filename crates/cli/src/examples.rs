@@ -133,6 +133,18 @@ Examples:
   zebu backup disk.qcow2 wednesday.qcow2 --bitmap backup --previous tuesday.qcow2
   zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume";
 
+pub(crate) const PUSH: &str = "\
+Examples:
+  zebu push disk.qcow2 oci://registry.example/images/debian:12
+  zebu push --as container-disk disk.qcow2 oci://registry.example/disks/debian:12
+  zebu push --as raw-zstd disk.raw oci-layout:layout:v1";
+
+pub(crate) const PULL: &str = "\
+Examples:
+  zebu pull oci://registry.example/images/debian:12 disk.qcow2
+  zebu pull --mirror http://localhost:5000 oci://registry.example/images/debian:12 disk.qcow2
+  zebu pull oci-layout:layout.tar:v1 disk.raw";
+
 pub(crate) const VERIFY: &str = "\
 Examples:
   zebu verify monday.qcow2

@@ -37,6 +37,7 @@ mod packed;
 mod passphrase_prompt;
 mod progress_bar;
 mod qemu_names;
+mod registry_args;
 mod secrets;
 mod sector_size;
 mod serve;

@@ -5,6 +5,7 @@ use crate::secrets_in_names::without_secrets;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use zebu_oci::OciName;
 use zebu_rbd::RbdName;
 use zebu_remote::http::HttpUrl;
 use zebu_remote::nbd::NbdAddress;
@@ -35,7 +36,7 @@ pub fn local_path(name: &OsStr) -> Result<PathBuf, String> {
             Err("it is a disk on a server, and a local file is needed here".to_owned())
         }
         Some(protocol) => Err(format!(
-            "Unknown protocol '{}' (there are file, nbd, http, https, s3, gs, az and rbd; a file of this very name is '{}')",
+            "Unknown protocol '{}' (there are file, nbd, http, https, s3, gs, az, rbd, oci and oci-layout; a file of this very name is '{}')",
             protocol.display(),
             without_secrets(plain(name).as_os_str())
         )),
@@ -44,7 +45,11 @@ pub fn local_path(name: &OsStr) -> Result<PathBuf, String> {
 
 /// Whether a name has a protocol that leads to a server.
 pub fn is_on_server(name: &str) -> bool {
-    NbdAddress::is_name(name) || HttpUrl::is_name(name) || StoreName::is_name(name) || RbdName::is_name(name)
+    NbdAddress::is_name(name)
+        || HttpUrl::is_name(name)
+        || StoreName::is_name(name)
+        || RbdName::is_name(name)
+        || OciName::is_name(name)
 }
 
 /// The same for a name that is written into an image.

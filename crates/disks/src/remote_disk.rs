@@ -6,7 +6,9 @@ use crate::uploads::Uploads;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use zebu::storage::{Access, IoError, IoErrorKind, Op, Storage};
+use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
+use zebu_drivers::FileDisk;
+use zebu_oci::{HashedDisk, Hashes, OciName, OciOptions, Opened};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
@@ -44,6 +46,13 @@ pub enum RemoteName {
         /// The image.
         name: Box<RbdName>,
     },
+    /// An image in a registry, or in a layout.
+    Oci {
+        /// The image.
+        name: OciName,
+        /// How it is fetched.
+        options: Box<OciOptions>,
+    },
 }
 
 impl RemoteName {
@@ -53,6 +62,7 @@ impl RemoteName {
             || HttpUrl::is_name(name)
             || StoreName::is_name(name)
             || RbdName::is_name(name)
+            || OciName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line for all disks.
@@ -66,6 +76,9 @@ impl RemoteName {
         if RbdName::is_name(name) {
             return Ok(Self::Rbd { name: Box::new(RbdName::parse(name)?) });
         }
+        if OciName::is_name(name) {
+            return Ok(Self::Oci { name: OciName::parse(name)?, options: Box::new(all.oci_options()) });
+        }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(all.http_options()) })
     }
 
@@ -76,6 +89,7 @@ impl RemoteName {
             Self::Http { url, .. } => url.to_string(),
             Self::Object { name, .. } => name.to_string(),
             Self::Rbd { name } => name.to_string(),
+            Self::Oci { name, .. } => name.to_string(),
         }
     }
 
@@ -101,6 +115,7 @@ impl RemoteName {
             Self::Http { .. } => "http",
             Self::Object { name, .. } => name.kind().scheme(),
             Self::Rbd { .. } => "rbd",
+            Self::Oci { name, .. } => name.scheme(),
         }
     }
 
@@ -109,6 +124,7 @@ impl RemoteName {
             (Self::Nbd { address: a, .. }, Self::Nbd { address: b, .. }) => a == b,
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
             (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
+            (Self::Oci { name: a, .. }, Self::Oci { name: b, .. }) => a == b,
             (Self::Rbd { name: a }, Self::Rbd { name: b }) => a.is_place_of(b),
             _ => false,
         }
@@ -125,16 +141,35 @@ enum Disk {
         cached: Option<Arc<CachedDisk>>,
         /// Why it has none, though one was asked for.
         uncached: Option<&'static str>,
+        /// With hashes of its blocks that are compared before anybody gets them.
+        hashed: Option<Arc<HashedDisk>>,
     },
     Rbd(Arc<RbdDisk>),
+    /// An image of a registry or layout that is here as a whole.
+    Whole(OciName, Arc<FileDisk>),
 }
 
 impl Disk {
+    /// The same, compared with hashes if there are some.
+    fn compared_with(self, hashes: Option<Hashes>) -> Self {
+        let (Self::Http { disk, cached, uncached, .. }, Some(hashes)) = (&self, hashes) else { return self };
+        let (disk, cached, uncached) = (Arc::clone(disk), cached.clone(), *uncached);
+        let below: Arc<dyn Storage> = match &cached {
+            Some(cached) => Arc::clone(cached) as _,
+            None => Arc::clone(&disk) as _,
+        };
+        let (own, own_cache) = (Arc::clone(&disk), cached.clone());
+        let afresh = move || (own.reads_afresh(), own_cache.as_ref().map(|cached| cached.reads_afresh()));
+        let hashed = Some(Arc::new(HashedDisk::new(below, hashes, afresh)));
+        Self::Http { disk, cached, uncached, hashed }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Nbd(disk) => disk.name(),
             Self::Http { disk, .. } => disk.name(),
             Self::Rbd(disk) => disk.name().to_string(),
+            Self::Whole(name, _) => name.to_string(),
         }
     }
 
@@ -149,6 +184,7 @@ impl Disk {
                 stats.written_bytes = counted.written_bytes;
                 stats
             }
+            Self::Whole(..) => StatsSnapshot::default(),
         }
     }
 
@@ -157,7 +193,7 @@ impl Disk {
             Self::Nbd(disk) => disk.last_failure(),
             Self::Http { disk, .. } => disk.last_failure(),
             // Its connections are librados's, which makes them again.
-            Self::Rbd(_) => None,
+            Self::Rbd(_) | Self::Whole(..) => None,
         }
     }
 
@@ -195,6 +231,8 @@ pub struct NetworkOptions {
     pub redirects: Redirects,
     /// The cache on this machine.
     pub cache: Option<CacheChoice>,
+    /// How registries are talked to.
+    pub oci: OciOptions,
 }
 
 impl RemoteDisks {
@@ -234,6 +272,11 @@ impl RemoteDisks {
         }
     }
 
+    /// Options of images of registries.
+    pub fn oci_options(&self) -> OciOptions {
+        self.given().oci.http(self.http_options())
+    }
+
     /// The way to all servers.
     pub fn network(&self) -> &Network {
         &self.network
@@ -270,9 +313,11 @@ impl RemoteDisks {
         };
         Ok(match disk {
             Disk::Nbd(disk) => disk,
+            Disk::Http { hashed: Some(hashed), .. } => hashed,
             Disk::Http { cached: Some(cached), .. } => cached,
             Disk::Http { disk, .. } => disk,
             Disk::Rbd(disk) => disk,
+            Disk::Whole(_, disk) => disk,
         })
     }
 
@@ -335,6 +380,7 @@ impl RemoteDisks {
                 }
                 Disk::Http { uncached, .. } => *uncached,
                 Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
+                Disk::Whole(..) => None,
             };
             if let Some(reason) = uncached {
                 self.tell(&format!("{name}: not cached: {reason}"));
@@ -369,6 +415,7 @@ impl RemoteDisks {
                 Disk::Nbd(disk) => disk.hurry(),
                 Disk::Http { disk, .. } => disk.hurry(),
                 Disk::Rbd(disk) => disk.hurry(),
+                Disk::Whole(..) => {}
             }
         }
     }
@@ -379,8 +426,11 @@ impl RemoteDisks {
         for (_, disk) in opened.iter() {
             let given_up = match disk {
                 Disk::Nbd(disk) => disk.given_up(),
-                Disk::Http { disk, .. } => disk.given_up(),
+                Disk::Http { disk, hashed, .. } => {
+                    hashed.as_ref().and_then(|hashed| hashed.failure()).or_else(|| disk.given_up())
+                }
                 Disk::Rbd(disk) => disk.given_up(),
+                Disk::Whole(..) => None,
             };
             if let Some(reason) = given_up {
                 self.tell(&format!("{}: {reason}", disk.name()));
@@ -399,6 +449,18 @@ impl RemoteDisks {
                 let urls = signed_urls(name.clone(), (**options).clone());
                 HttpDisk::open_signed(urls, (**options).clone())
                     .and_then(|disk| self.with_cache(disk, options.memory))
+            }
+            RemoteName::Oci { name: image, options } => {
+                match zebu_oci::open(image, options).map_err(with_option)? {
+                    Opened::Lazy { disk, hashes } => {
+                        self.with_cache(*disk, options.http.memory).map(|disk| disk.compared_with(hashes))
+                    }
+                    Opened::Whole(file) => {
+                        let path = PathBuf::from(image.to_string());
+                        let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
+                        return Ok(Disk::Whole(image.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)));
+                    }
+                }
             }
             RemoteName::Rbd { name: image } => {
                 let (image, options) = ((**image).clone(), RbdOptions::default());
@@ -431,7 +493,7 @@ impl RemoteDisks {
                 Err(reason) => (None, Some(reason)),
             },
         };
-        Ok(Disk::Http { disk, cached, uncached })
+        Ok(Disk::Http { disk, cached, uncached, hashed: None })
     }
 }
 

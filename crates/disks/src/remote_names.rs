@@ -89,6 +89,7 @@ impl Context {
             RemoteName::Object { .. } => {
                 Err("objects in stores are made by convert and backup only".to_owned())
             }
+            RemoteName::Oci { .. } => Err("images of registries are made by push only".to_owned()),
             name @ RemoteName::Nbd { .. } => self.disks.names.note_remote(name),
             RemoteName::Rbd { name } if name.snapshot.is_some() => {
                 Err("snapshots can be read, not written".to_owned())
@@ -182,7 +183,13 @@ impl Opener {
                         .to_owned(),
                 );
             }
-            RemoteName::Http { .. } | RemoteName::Object { .. } => return Ok(()),
+            RemoteName::Oci { name, .. } if name.is_local() => {
+                if is_said(|_| false) {
+                    return Ok(());
+                }
+                return Err("the image names a layout on this machine; --allow-refs all allows it".to_owned());
+            }
+            RemoteName::Http { .. } | RemoteName::Object { .. } | RemoteName::Oci { .. } => return Ok(()),
         }
         Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
             .to_owned())

@@ -3,6 +3,7 @@
 mod lazy_disks;
 mod object_stores;
 mod rbd;
+mod registries;
 mod remote_cache;
 mod remote_commands;
 mod remote_endings;

@@ -20,6 +20,8 @@ pub(crate) mod io;
 pub(crate) mod map;
 pub(crate) mod measure;
 pub(crate) mod mount;
+pub(crate) mod pull;
+pub(crate) mod push;
 pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod serve;

@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use zebu_disks::{Context, RemoteDisks};
+use zebu_oci::{is_token_name, token_for_broker};
 use zebu_remote::{Broker, Peer};
 use zebu_store::sign_for_broker;
 
@@ -88,8 +89,10 @@ pub(crate) fn run(args: &ConnectArgs, context: &Context) -> Result<u8, Failure> 
     let peers: Vec<Peer> = tcp.chain(unix).chain(objects).collect();
     let options = context.disks.remote.http_options().authorities(args.tls_ca.clone());
     let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
-    let served =
-        socket.and_then(|socket| Broker::serve(&socket, &peers, move |name| sign_for_broker(name, &options)));
+    let sign = move |name: &str| {
+        if is_token_name(name) { token_for_broker(name, &options) } else { sign_for_broker(name, &options) }
+    };
+    let served = socket.and_then(|socket| Broker::serve(&socket, &peers, sign));
     served.map_err(|error| Failure::new(format!("could not connect for a server: {error}")))?;
     Ok(0)
 }

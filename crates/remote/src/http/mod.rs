@@ -6,6 +6,7 @@
 //!
 //! An object of a store is read the same way, at URLs that are signed for a while ([`SignedUrls`]).
 
+mod authorizations;
 mod cache;
 mod client;
 mod connection;
@@ -25,6 +26,7 @@ mod store_errors;
 mod streamed;
 mod url;
 
+pub use authorizations::Authorizations;
 pub use client::{ClientError, ClientErrorKind, HttpClient};
 pub use credentials::{Credentials, password_of};
 pub use disk::HttpDisk;

@@ -1,5 +1,6 @@
 //! How an object on a web server is read.
 
+use super::authorizations::Authorizations;
 use super::credentials::Credentials;
 use crate::network::Network;
 use crate::network::deadline::LONGEST;
@@ -34,6 +35,11 @@ pub struct HttpOptions {
     pub cookie: Option<Cookie>,
     /// User and password, before those of the URL and of the netrc file.
     pub credentials: Option<Credentials>,
+    /// Values of the header `Authorization` for the server that was named, in place of all users and passwords.
+    pub authorizations: Option<Authorizations>,
+    /// The mark of the only version that the object can have, where its name says it: a digest. The server's own marks mean
+    /// nothing then.
+    pub mark: Option<String>,
     /// Whether the user's netrc file is asked for the user and password of a server: the file that `NETRC` names, or
     /// `~/.netrc`.
     pub netrc: bool,
@@ -57,6 +63,8 @@ zebu_storage::option_setters!(HttpOptions {
     authorities: impl Into<Option<PathBuf>>,
     cookie: impl Into<Option<Cookie>>,
     credentials: impl Into<Option<Credentials>>,
+    authorizations: impl Into<Option<Authorizations>>,
+    mark: impl Into<Option<String>>,
     netrc: bool,
     proxy_credentials: impl Into<Option<Credentials>>,
     redirects: Redirects,
@@ -84,6 +92,8 @@ impl Default for HttpOptions {
             authorities: None,
             cookie: None,
             credentials: None,
+            authorizations: None,
+            mark: None,
             netrc: true,
             proxy_credentials: None,
             redirects: Redirects::Safe,

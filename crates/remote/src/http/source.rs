@@ -200,13 +200,14 @@ impl Source {
 
     /// Whether the server marks versions of the object.
     pub(super) fn has_validators(&self) -> bool {
-        self.pinned.get().is_some_and(|pinned| !pinned.validators.is_empty())
+        self.options.mark.is_some() || self.pinned.get().is_some_and(|pinned| !pinned.validators.is_empty())
     }
 
     /// The version that was opened, if the server marks it strongly.
     #[cfg(feature = "cache")]
     pub(super) fn strong_mark(&self) -> Option<&str> {
-        self.pinned.get().and_then(|pinned| pinned.validators.strong())
+        let given = self.options.mark.as_deref();
+        given.or_else(|| self.pinned.get().and_then(|pinned| pinned.validators.strong()))
     }
 
     /// The authorities whose word it is that the bytes are the server's, as a part of a key: what one reader got is not given
@@ -355,6 +356,7 @@ impl Source {
 
     /// Pins what `find` found.
     pub(super) fn pin(&self, url: HttpUrl, len: u64, validators: Validators) {
+        let validators = if self.options.mark.is_some() { Validators::default() } else { validators };
         let _ = self.pinned.set(Pinned { len, validators });
         *locked(&self.current) = (url, 0);
     }
@@ -512,8 +514,17 @@ impl Source {
                 request = request.header(IF_RANGE, condition);
             }
         }
-        if let Some(credentials) = self.credentials_for(url).map_err(refused)? {
-            request = request.header(AUTHORIZATION, credentials.basic());
+        let given = self.options.authorizations.as_ref();
+        // What is for the server that was named goes to no other.
+        let renewed = given.filter(|_| url.has_origin_of(&self.original));
+        let authorization = match given {
+            Some(_) => {
+                renewed.map(|given| given.get(Signing::InTime)).transpose().map_err(unsigned)?.flatten()
+            }
+            None => self.credentials_for(url).map_err(refused)?.map(|credentials| credentials.basic()),
+        };
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
         }
         if let Some(cookie) = &self.options.cookie
             && url.has_origin_of(&self.original)
@@ -522,7 +533,12 @@ impl Source {
         }
         let request = request.body(()).map_err(|error| refused(error.to_string()))?;
         self.stats.count_request(0);
-        Ok(connection.request(request, patience)?)
+        let response = connection.request(request, patience)?;
+        if let (Some(given), 401) = (renewed, response.status().as_u16()) {
+            given.get(Signing::AfterDenial).map_err(unsigned)?;
+            return Err(Trouble::passing(format!("the server answers {}", status_of(&response))));
+        }
+        Ok(response)
     }
 
     /// The user that asks. What was given for the server that was named goes to no other.

@@ -1,0 +1,166 @@
+//! `zebu push`: an image of a registry, made of a file.
+
+use crate::arguments::InspectArgs;
+use crate::failure::Failure;
+use crate::output::{json, stdout};
+use crate::session::Session;
+use crate::values::{NamedFormat, OutputFormat, formats};
+use crate::watch::{ProgressArg, Watch};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::fs::File;
+use zebu::{Access, CacheMode, Format, Image};
+use zebu_disks::{Context, printable};
+use zebu_oci::{OciName, PushAs, PushOptions, Pushed, push};
+
+/// A raw disk ends with a whole one of them.
+const SECTOR: u64 = 512;
+
+/// Arguments of `zebu push`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PushArgs {
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
+
+    /// Format of the file [default: probed]
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
+    format: Option<NamedFormat>,
+
+    /// Kind of image that is made [default: the file as it is]
+    #[arg(long = "as", value_enum, value_name = "KIND")]
+    kind: Option<Kind>,
+
+    /// Name of the file in the image [default: its own]
+    #[arg(long, value_name = "NAME")]
+    title: Option<String>,
+
+    /// Annotation of the image; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
+    annotation: Vec<(String, String)>,
+
+    #[command(flatten)]
+    inspect: InspectArgs,
+
+    /// The file, a qcow2 or raw image that stands alone
+    #[arg(value_name = "FILENAME")]
+    file: OsString,
+
+    /// oci://REGISTRY/NAME:TAG, or oci-layout:DIR[:TAG]
+    #[arg(value_name = "IMAGE", value_parser = OciName::parse)]
+    name: OciName,
+}
+
+/// `--as`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// The qcow2 image as it is.
+    Qcow2,
+    /// The raw disk as it is.
+    Raw,
+    /// A raw disk in zstd.
+    RawZstd,
+    /// The file in a container, for KubeVirt.
+    ContainerDisk,
+}
+
+/// The JSON report.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Report {
+    image: String,
+    digest: String,
+    length: u64,
+    was_there: bool,
+}
+
+fn annotation(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("an annotation is KEY=VALUE".to_owned()),
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
+    let fail = |reason: &str| Failure::new(format!("could not push '{}': {reason}", args.file.display()));
+    let format = args.format.as_ref();
+    let mut spec =
+        args.inspect.image.resolve(context, &args.file, format, CacheMode::Writeback, Access::ReadOnly)?;
+    args.inspect.force_share.apply(&mut spec);
+    if context.disks.names.named(&spec.path).is_some() {
+        return Err(fail("it must be a file of this machine: convert it into one first"));
+    }
+    let own = || spec.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let title = args.title.clone().or_else(own).unwrap_or_else(|| "disk".to_owned());
+    let session = Session::start(context, &args.inspect.engine, spec.aio)?;
+    let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
+    // While it is open, nobody writes it.
+    let pushed = session.with_image(&spec, |image| {
+        let kind = kind_of(args.kind, image).map_err(|reason| fail(&reason))?;
+        let file = File::open(&spec.path).map_err(|error| fail(&error.to_string()))?;
+        let options = PushOptions::new(kind, title.clone()).annotations(args.annotation.clone());
+        let on = |done: u64, total: u64| {
+            watch.note("pushing", done, total);
+            !watch.cancel().is_cancelled()
+        };
+        push(&file, &args.name, &options, &context.disks.remote.oci_options(), &on).map_err(|error| {
+            if watch.cancel().is_cancelled() {
+                return Failure::interrupted();
+            }
+            Failure::new(format!("could not push to '{}': {}", args.name, printable(error.reason())))
+        })
+    })?;
+    watch.finish();
+    let Pushed { digest, len, was_there, .. } = pushed;
+    if !args.quiet {
+        stdout::print(&match args.inspect.output {
+            OutputFormat::Human => {
+                let before = if was_there { ", which was there" } else { "" };
+                format!("{}: {digest}, a blob of {len} bytes{before}\n", args.name)
+            }
+            OutputFormat::Json => {
+                let (image, digest) = (args.name.to_string(), digest.to_string());
+                json::to_text(context.dialect, &Report { image, digest, length: len, was_there })?
+            }
+        })?;
+    }
+    Ok(0)
+}
+
+/// The kind of image that is made of a file.
+///
+/// # Errors
+/// The file alone is not the disk, or is of another format than the kind needs.
+fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
+    let info = image.info().map_err(|error| error.to_string())?;
+    let has_data_file = info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some());
+    if info.backing_file.is_some() || has_data_file {
+        return Err("it does not stand alone: convert it, which makes one file of its chain".to_owned());
+    }
+    let format = image.format();
+    if format == Format::Raw && info.virtual_size.abs_diff(info.file_length) >= SECTOR {
+        return Err(
+            "the disk is only a part of its file: convert it, which makes a file of that part".to_owned()
+        );
+    }
+    match (wanted, format) {
+        (None | Some(Kind::Qcow2), Format::Qcow2) => Ok(PushAs::Qcow2),
+        (None | Some(Kind::Raw), Format::Raw) => Ok(PushAs::Raw),
+        (Some(Kind::RawZstd), Format::Raw) => Ok(PushAs::RawZstd),
+        (Some(Kind::ContainerDisk), Format::Raw | Format::Qcow2) => Ok(PushAs::ContainerDisk),
+        (Some(Kind::Qcow2), _) => {
+            Err("it is no qcow2 image: zebu convert -c -O qcow2 makes one of it".to_owned())
+        }
+        (Some(Kind::Raw | Kind::RawZstd), _) => {
+            Err("it is no raw image: zebu convert -O raw makes one of it".to_owned())
+        }
+        (None | Some(Kind::ContainerDisk), _) => {
+            Err("images of registries hold qcow2 and raw: zebu convert -c -O qcow2 makes one of it"
+                .to_owned())
+        }
+    }
+}
