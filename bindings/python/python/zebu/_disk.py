@@ -5,7 +5,6 @@ import io
 import os
 
 from zebu import _zebu
-from zebu._error import Error
 from zebu._types import Bitmap, Extent, Info, Snapshot
 
 _MODES = {"r": False, "rb": False, "r+": True, "rb+": True, "r+b": True}
@@ -16,7 +15,8 @@ def open(name, mode="r", format=None, **options):
     writable = _MODES.get(mode)
     if writable is None:
         raise ValueError(f"mode is 'r' or 'r+', not {mode!r}; zebu.create() makes images")
-    return Disk(_zebu.open(os.fsdecode(name), writable, format, _plain(options)), mode)
+    name = os.fsdecode(name)
+    return Disk(_zebu.open(name, writable, format, _plain(options)), name, writable)
 
 
 async def aopen(name, mode="r", format=None, **options):
@@ -40,12 +40,12 @@ class Disk(io.RawIOBase):
     task that awaits it is cancelled, the request goes on, with the buffer.
     """
 
-    def __init__(self, native, mode):
+    def __init__(self, native, name, writable):
         self._native = native
         self._position = 0
-        self._writable = _MODES[mode]
-        self.mode = "rb+" if self._writable else "rb"
-        self.name = native.info()["filename"]
+        self._writable = writable
+        self.mode = "rb+" if writable else "rb"
+        self.name = name
 
     def __repr__(self):
         state = "closed" if self.closed else self.mode
@@ -259,5 +259,3 @@ class Disk(io.RawIOBase):
         """As close()."""
         await asyncio.to_thread(self.close)
 
-
-__all__ = ["Disk", "Error", "aopen", "open"]
