@@ -109,7 +109,7 @@ def test_the_interpreter_ends_while_a_job_runs(tmp_path, image):
         import sys, threading, zebu
         begun = threading.Event()
         def work():
-            zebu.convert(sys.argv[1], sys.argv[2], rate_limit=1, requests=1, progress=lambda *_: begun.set())
+            zebu.convert(sys.argv[1], sys.argv[2], compress=True, rate_limit=1, progress=lambda *_: begun.set())
         threading.Thread(target=work, daemon=True).start()
         begun.wait()
         print("ends", flush=True)
@@ -144,7 +144,7 @@ def test_an_interrupted_task_stops_its_job(tmp_path, image):
             import asyncio, sys, zebu
             def progress(*_):
                 print("begun", flush=True)
-            asyncio.run(zebu.aconvert(sys.argv[1], sys.argv[2], rate_limit=1, requests=1, progress=progress))
+            asyncio.run(zebu.aconvert(sys.argv[1], sys.argv[2], compress=True, rate_limit=1, progress=progress))
             """
         ),
         str(image),
