@@ -30,7 +30,31 @@ pub(crate) fn open(
     let open = options::open(py, &options)?.format(format.map(format_named).transpose()?).access(access);
     options.end()?;
     let disk = detached(py, || Disk::open(&name, &open))?;
-    Ok(NativeDisk { disk: Mutex::new(Some(disk)), process: std::process::id() })
+    Ok(NativeDisk { disk: Mutex::new(Some(disk)), owner: Owner::new(name) })
+}
+
+/// The process that opened a disk. In a child of fork(), nothing of the engine's is touched: a thread that is not there may hold it.
+struct Owner {
+    process: u32,
+    name: PathBuf,
+}
+
+impl Owner {
+    fn new(name: PathBuf) -> Self {
+        Self { process: std::process::id(), name }
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_here() {
+            return Ok(());
+        }
+        let message = "the disk was opened by the parent of this process; open it after fork()";
+        Err(to_python(py, &Error::new(ErrorKind::InvalidArgument, message).on(&self.name)))
+    }
 }
 
 /// A disk of the engine. Each method waits for its request without the GIL.
@@ -38,8 +62,7 @@ pub(crate) fn open(
 pub(crate) struct NativeDisk {
     /// `None` once it is closed. Locked for moments, with the GIL.
     disk: Mutex<Option<Disk>>,
-    /// The process that opened it.
-    process: u32,
+    owner: Owner,
 }
 
 impl NativeDisk {
@@ -47,18 +70,11 @@ impl NativeDisk {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_parents(&self) -> bool {
-        self.process != std::process::id()
-    }
-
-    /// The disk, unless it was closed or is another process's. Nothing of the engine is touched in a child of fork().
+    /// The disk, unless it was closed or is another process's.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Disk> {
         let disk = self.lock().clone();
         let disk = disk.ok_or_else(|| PyValueError::new_err("I/O operation on a closed disk"))?;
-        if self.is_parents() {
-            let message = "the disk was opened by the parent of this process; open it after fork()";
-            return Err(to_python(py, &Error::new(ErrorKind::InvalidArgument, message).on(disk.path())));
-        }
+        self.owner.check(py)?;
         Ok(disk)
     }
 
@@ -153,7 +169,8 @@ impl NativeDisk {
         let end = length.map_or(Some(size), |length| offset.checked_add(length));
         let end = end.filter(|end| *end <= size && offset <= size);
         let end = end.ok_or_else(|| PyValueError::new_err(format!("the disk has {size} bytes")))?;
-        Ok(ExtentBatches(Mutex::new(disk.extents(offset..end))))
+        let owner = Owner::new(self.owner.name.clone());
+        Ok(ExtentBatches { walk: Mutex::new(disk.extents(offset..end)), owner })
     }
 
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -218,7 +235,7 @@ impl NativeDisk {
     /// Flushes and closes. In a child of fork() the disk is only forgotten.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(disk) = self.lock().take() else { return Ok(()) };
-        if self.is_parents() {
+        if !self.owner.is_here() {
             return Ok(());
         }
         let closing = disk.clone();
@@ -236,7 +253,11 @@ impl NativeDisk {
 
 /// A walk over extents.
 #[pyclass(frozen, module = "zebu._zebu")]
-pub(crate) struct ExtentBatches(Mutex<DiskExtents>);
+pub(crate) struct ExtentBatches {
+    /// Locked without the GIL only.
+    walk: Mutex<DiskExtents>,
+    owner: Owner,
+}
 
 /// Extents that are fetched at once.
 const BATCH: usize = 256;
@@ -245,9 +266,9 @@ const BATCH: usize = 256;
 impl ExtentBatches {
     /// The next extents; none at the end.
     fn next_batch(&self, py: Python<'_>) -> PyResult<Vec<ExtentFacts>> {
-        // Locked without the GIL only.
+        self.owner.check(py)?;
         detached(py, || {
-            let mut walk = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
             walk.by_ref().take(BATCH).map(|found| found.map(report::extent)).collect()
         })
     }
