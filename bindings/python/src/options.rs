@@ -2,7 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::to_python;
-use pyo3::FromPyObjectOwned;
+use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
