@@ -99,6 +99,7 @@ fn compression_name(compression: zebu::Compression) -> &'static str {
     match compression {
         zebu::Compression::Zlib => "zlib",
         zebu::Compression::Zstd => "zstd",
+        _ => "other",
     }
 }
 
