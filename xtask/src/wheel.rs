@@ -45,7 +45,8 @@ const PLATFORMS: [Platform; 4] = [
 /// Makes the wheels of a release.
 pub(crate) fn command(args: &WheelArgs) -> Outcome {
     let out = std::path::absolute(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
-    let is_asked = |target: &str| args.platforms.is_empty() || args.platforms.iter().any(|asked| asked == target);
+    let is_asked =
+        |target: &str| args.platforms.is_empty() || args.platforms.iter().any(|asked| asked == target);
     for Platform { target, tag } in PLATFORMS.iter().filter(|platform| is_asked(platform.target)) {
         output(Command::new("rustup").args(["target", "add", target]))?;
         let mut command = maturin(&out)?;
@@ -58,7 +59,8 @@ pub(crate) fn command(args: &WheelArgs) -> Outcome {
 pub(crate) fn for_tests(out: &Path) -> Outcome<PathBuf> {
     run(maturin(out)?.args(["--profile", "dev", "--compatibility", "linux"]))?;
     let made = std::fs::read_dir(out).map_err(|e| format!("{}: {e}", out.display()))?.flatten();
-    let mut wheels = made.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "whl"));
+    let mut wheels =
+        made.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "whl"));
     wheels.next().ok_or_else(|| format!("maturin left no wheel in {}", out.display()))
 }
 

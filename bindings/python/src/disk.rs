@@ -11,8 +11,8 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use zebu::{
-    Access, BitmapRecording, Disk, DiskExtents, Error, ErrorKind, NewBitmap, NewSnapshot, Shrink, SnapshotRef,
-    ZeroMode,
+    Access, BitmapRecording, Disk, DiskExtents, Error, ErrorKind, NewBitmap, NewSnapshot, Shrink,
+    SnapshotRef, ZeroMode,
 };
 
 /// Opens a disk.

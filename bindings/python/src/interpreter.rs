@@ -109,7 +109,8 @@ pub(crate) fn end(py: Python<'_>) -> PyResult<()> {
     loop {
         let is_over = py.detach(|| {
             let state = REQUESTS.lock();
-            let waited = REQUESTS.ended.wait_timeout_while(state, BETWEEN_SIGNALS, |state| state.under_way > 0);
+            let waited =
+                REQUESTS.ended.wait_timeout_while(state, BETWEEN_SIGNALS, |state| state.under_way > 0);
             waited.unwrap_or_else(PoisonError::into_inner).0.under_way == 0
         });
         if is_over {

@@ -199,8 +199,7 @@ pub(crate) fn verdict<'py>(
     if !lock {
         open.sharing = zebu::Sharing::Unlocked;
     }
-    let verdict = detached(py, || {
-        zebu::block_on(async |worker| zebu::verdict::assess(&worker, &name, &open).await)
-    })?;
+    let verdict =
+        detached(py, || zebu::block_on(async |worker| zebu::verdict::assess(&worker, &name, &open).await))?;
     report::verdict(py, &verdict)
 }

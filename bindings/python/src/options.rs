@@ -11,8 +11,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use zebu::check::{CheckOptions, Repair};
 use zebu::jobs::{
-    BackupOptions, ConvertOptions, CopyBitmaps, Decryption, Identities, Interrupted, NewTarget, PreviousBackup,
-    ReadErrors, SourceErrors, TargetClusters,
+    BackupOptions, ConvertOptions, CopyBitmaps, Decryption, Identities, Interrupted, NewTarget,
+    PreviousBackup, ReadErrors, SourceErrors, TargetClusters,
 };
 use zebu::{
     Access, CacheMode, Compression, CreateOptions, Error, ErrorKind, Format, Keys, OpenOptions, Passphrase,

@@ -66,7 +66,11 @@ pub(crate) fn bitmaps<'py>(py: Python<'py>, bitmaps: &[BitmapInfo]) -> PyResult<
     Ok(list)
 }
 
-pub(crate) fn info<'py>(py: Python<'py>, info: &ImageInfo, cluster_size: u64) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn info<'py>(
+    py: Python<'py>,
+    info: &ImageInfo,
+    cluster_size: u64,
+) -> PyResult<Bound<'py, PyDict>> {
     let encryption = info.encryption.as_ref().map(|encryption| match encryption {
         EncryptionInfo::Aes => "aes",
         EncryptionInfo::Luks(_) => "luks",

@@ -65,9 +65,8 @@ pub(super) struct Program {
 impl Program {
     /// Builds the program, or takes the one that was built from the same sources by the same compiler.
     pub(super) fn build(machine: Machine) -> Outcome<Self> {
-        let kept = built_tools::cache()?
-            .join(format!("release-{}", hash_of_sources()?))
-            .join(machine.target());
+        let kept =
+            built_tools::cache()?.join(format!("release-{}", hash_of_sources()?)).join(machine.target());
         let program = Self { machine, stripped: kept.join("zebu"), symbols: kept.join("zebu.debug") };
         if !program.stripped.is_file() {
             program.strip(&Self::compile(machine)?, &kept)?;
