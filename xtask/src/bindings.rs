@@ -47,8 +47,8 @@ pub(crate) fn python() -> Outcome {
     let folder = root().join(PYTHON);
     let cargo_there = || {
         let mut command = cargo();
-        // Nothing that is only looked at needs an interpreter.
-        command.current_dir(&folder).env("PYO3_NO_PYTHON", "1");
+        // Nothing that is only looked at needs an interpreter, or is linked to one.
+        command.current_dir(&folder).env("PYO3_NO_PYTHON", "1").env("PYO3_BUILD_EXTENSION_MODULE", "1");
         command
     };
     run(cargo_there().args(["fmt", "--check"]))?;
