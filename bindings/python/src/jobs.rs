@@ -31,7 +31,7 @@ pub(crate) fn create(
 /// The source of a job: an open disk, which stays open meanwhile, or the name of one.
 enum Source {
     Open(Disk),
-    Named(PathBuf, OpenOptions),
+    Named(PathBuf, Box<OpenOptions>),
 }
 
 impl Source {
@@ -42,7 +42,7 @@ impl Source {
         }
         let name = local(py, object.extract()?)?;
         let format = format.map(format_named).transpose()?;
-        Ok(Self::Named(name, options::source(format, access)))
+        Ok(Self::Named(name, Box::new(options::source(format, access))))
     }
 
     /// Does `work` with its image. One that is opened here is closed again.
@@ -66,7 +66,6 @@ impl Source {
 
 /// Copies an image into a new one.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are told by their order only here")]
 pub(crate) fn convert<'py>(
     source: &Bound<'py, PyAny>,
     target: PathBuf,
@@ -154,7 +153,7 @@ pub(crate) fn restore<'py>(
     given: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let name = local(py, backup)?;
-    let from = Source::Named(name.clone(), options::source(Some(Format::Qcow2), Access::ReadOnly));
+    let from = Source::Named(name.clone(), Box::new(options::source(Some(Format::Qcow2), Access::ReadOnly)));
     let options = Options::new("restore", given)?;
     let target = options::target(&options, local(py, target)?, format_named(format)?)?;
     let convert = options::convert(&options)?;

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 /// Functions and classes for the Python files of the package.
 #[pymodule(name = "_zebu")]
-fn module(module: &Bound<'_, PyModule>) -> PyResult<()> {
+fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<disk::NativeDisk>()?;
     module.add_class::<disk::ExtentBatches>()?;
     module.add_class::<job::CancelSwitch>()?;

@@ -74,6 +74,7 @@ pub(crate) fn info<'py>(
     let encryption = info.encryption.as_ref().map(|encryption| match encryption {
         EncryptionInfo::Aes => "aes",
         EncryptionInfo::Luks(_) => "luks",
+        _ => "unknown",
     });
     let qcow2 = info.qcow2.as_ref();
     Ok(dictionary!(py, {
