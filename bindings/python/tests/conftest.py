@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+import time
 
 import pytest
 
@@ -13,6 +14,17 @@ def tool(*words):
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+def left_sound(path):
+    """Have QEMU check an image of a process that has ended. The kernel frees its locks a moment later, with its rings."""
+    until = time.monotonic() + 60
+    while True:
+        done = subprocess.run(["qemu-img", "check", str(path)], capture_output=True, text=True)
+        if "lock" not in done.stderr or time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    assert done.returncode == 0, f"{path}: {done.stdout}{done.stderr}"
 
 
 def noise(seed, length):

@@ -14,7 +14,7 @@ from conftest import MIB, noise, same, tool
 
 @pytest.mark.parametrize("format", ["qcow2", "raw", "vmdk", "vhdx", "vpc", "vdi", "qed"])
 def test_a_disk_reads_as_a_file(tmp_path, raw, content, format):
-    path = tmp_path / f"disk.{format}"
+    path = tmp_path / f"copy.{format}"
     more = ["-o", "force_size=on"] if format == "vpc" else []
     tool("qemu-img", "convert", "-f", "raw", "-O", format, *more, raw, path)
     with zebu.open(path, format=format) as disk:
@@ -162,8 +162,10 @@ def test_many_extents_come_in_batches(tmp_path):
         for at in range(0, 8 * MIB, 8192):
             disk.pwrite(b"x" * 4096, at)
         extents = list(disk.extents())
-    assert len(extents) == 2048
-    assert [extent.kind for extent in extents[:4]] == ["data", "unallocated"] * 2
+    assert len(extents) >= 2048
+    assert [extent.offset for extent in extents if extent.kind == "data"] == list(range(0, 8 * MIB, 8192))
+    ends = [extent.offset + extent.length for extent in extents]
+    assert [extent.offset for extent in extents] == [0, *ends[:-1]] and ends[-1] == 64 * MIB
 
 
 def test_snapshots_are_those_of_qemu(image, content):
@@ -232,6 +234,7 @@ def test_a_disk_may_change_its_size(image, content):
         with pytest.raises(zebu.Error):
             disk.resize(MIB)
         disk.resize(MIB, shrink=True)
+        disk.seek(0)
         assert disk.read() == content[:MIB]
         with pytest.raises(io.UnsupportedOperation):
             disk.truncate(0)
