@@ -74,7 +74,7 @@ class Disk(io.RawIOBase):
         self._open()
         return self._position
 
-    def seek(self, offset, whence=os.SEEK_SET):
+    def seek(self, offset, whence=os.SEEK_SET, /):
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
         if whence == os.SEEK_END:
             start = self._open().size
@@ -114,7 +114,7 @@ class Disk(io.RawIOBase):
         self._position += count
         return count
 
-    def truncate(self, size=None):
+    def truncate(self, size=None, /):
         raise io.UnsupportedOperation("a disk is not truncated; resize() changes its size")
 
     def flush(self):
