@@ -6,7 +6,7 @@ use zebu_bench::Outcome;
 use zebu_bench::workspace::root;
 
 /// Folders with code.
-const CODE: [&str; 6] = ["crates", "tests", "fuzz", "bench", "source", "xtask"];
+const CODE: [&str; 7] = ["bindings", "crates", "tests", "fuzz", "bench", "source", "xtask"];
 /// Crates whose messages reach users that have no command line.
 const LIBRARY: [&str; 8] = ["qcow2", "luks", "foreign", "storage", "engine", "remote", "drivers", "export"];
 /// Other programs, whose options a message may name.

@@ -57,7 +57,7 @@ fn crates() -> Outcome<Vec<PathBuf>> {
         Ok(entries.flatten().map(|entry| entry.path()).collect())
     };
     let mut places: Vec<PathBuf> = list(root().join("crates"))?;
-    places.extend(["bench", "source", "xtask"].map(|name| root().join(name)));
+    places.extend(["bench", "bindings/python", "source", "xtask"].map(|name| root().join(name)));
     places.retain(|place| place.join("src").is_dir());
     places.sort();
     Ok(places)

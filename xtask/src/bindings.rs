@@ -1,11 +1,12 @@
 //! The bindings of other languages, tested with the program that was built.
 
 use crate::test_programs::{BUILT, TestPrograms};
+use crate::{built_tools, wheel};
 use std::path::Path;
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{find, output, run};
-use zebu_bench::workspace::{root, target_dir};
+use zebu_bench::workspace::{cargo, root, target_dir};
 
 /// Why the module of Go can't be tested here, if so.
 pub(crate) fn go_obstacle() -> Option<String> {
@@ -33,3 +34,45 @@ fn go_command(folder: &Path) -> Outcome<Command> {
     command.current_dir(folder).env("PATH", path.map_err(|e| e.to_string())?).env("GOTOOLCHAIN", "auto");
     Ok(command)
 }
+
+/// The folder of the package of Python, a workspace of its own.
+pub(crate) const PYTHON: &str = "bindings/python";
+
+/// The packages of PyPI that its tests need: a runner, programs that take files, and a judge of its stubs.
+const TESTED_WITH: [&str; 5] =
+    ["pytest==9.2.0", "fsspec==2026.9.0", "dissect.target==3.25.1", "dissect.volume==3.18", "mypy==2.4.1"];
+
+/// Looks at the package of Python, makes a wheel for this machine, and tests it in a fresh environment.
+pub(crate) fn python() -> Outcome {
+    let folder = root().join(PYTHON);
+    let cargo_there = || {
+        let mut command = cargo();
+        // Nothing that is only looked at needs an interpreter, or is linked to one.
+        command.current_dir(&folder).env("PYO3_NO_PYTHON", "1").env("PYO3_BUILD_EXTENSION_MODULE", "1");
+        command
+    };
+    run(cargo_there().args(["fmt", "--check"]))?;
+    run(cargo_there()
+        .args(["clippy", "--locked", "--target-dir"])
+        .arg(wheel::target()?)
+        .args(["--", "-D", "warnings"]))?;
+    let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let built = wheel::for_tests(&scratch.path().join("wheel"))?;
+    let fresh = scratch.path().join("environment");
+    // What the tests need besides is fetched once. The package is installed where it never was.
+    let packages = built_tools::environment(&TESTED_WITH)?;
+    run(Command::new(packages.join("bin/python")).args(["-m", "venv"]).arg(&fresh))?;
+    let python = fresh.join("bin/python");
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-index"]).arg(&built))?;
+    let site = output(Command::new(packages.join("bin/python")).args(["-c", SITE]))?;
+    let python = || {
+        let mut command = Command::new(&python);
+        command.current_dir(scratch.path()).env("PYTHONPATH", site.trim());
+        command
+    };
+    run(python().args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(&folder))?;
+    run(python().args(["-m", "mypy.stubtest", "zebu", "--allowlist"]).arg(folder.join("tests/stubtest.txt")))
+}
+
+/// A program that prints where the packages of an environment are.
+const SITE: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";

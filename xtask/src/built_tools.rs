@@ -1,5 +1,6 @@
-//! Programs that no release of Debian has: they are built here once, and kept by their version.
+//! Programs that no release of Debian has: they are built or fetched once, and kept by their version.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
@@ -34,6 +35,9 @@ const NEXTEST: Tool = Tool { program: "cargo-nextest", version: "0.9.151", sourc
 /// The lister of what a program is made of.
 const CYCLONEDX: Tool = Tool { program: "cargo-cyclonedx", version: "0.5.7", source: Source::Crate };
 
+/// A compiler and linker for other machines, of PyPI.
+pub(crate) const ZIG: &str = "ziglang==0.17.1";
+
 /// The place where programs that are not Debian's are looked for.
 const PATH: &str = "/usr/local/bin";
 
@@ -43,6 +47,25 @@ pub(crate) fn cache() -> Outcome<PathBuf> {
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
     let cache = cache.ok_or("neither HOME nor XDG_CACHE_HOME is set: there is no place for tools")?;
     Ok(cache.join("zebu-tools"))
+}
+
+/// An environment of Python with these packages of PyPI, each with its version. It is made once.
+pub(crate) fn environment(packages: &[&str]) -> Outcome<PathBuf> {
+    let place = cache()?.join(packages.join("-").replace("==", "-"));
+    let complete = place.join("complete");
+    if !complete.exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
+        run(Command::new(place.join("bin/pip")).args(["install", "--quiet"]).args(packages))?;
+        std::fs::write(&complete, "").map_err(|e| format!("{}: {e}", complete.display()))?;
+    }
+    Ok(place)
+}
+
+/// The PATH with the programs of these packages of PyPI first.
+pub(crate) fn path_with(packages: &[&str]) -> Outcome<OsString> {
+    let bin = environment(packages)?.join("bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path))).map_err(|e| e.to_string())
 }
 
 /// The runner of tests, built if it is not here yet.

@@ -28,6 +28,7 @@ mod times;
 mod toolchain;
 mod torture;
 mod under_load;
+mod wheel;
 
 use clap::{Args, Parser, Subcommand};
 use setup::Need;
@@ -108,6 +109,8 @@ enum Command {
     Install(install::InstallArgs),
     /// Make everything that a release consists of: archives, packages, repositories, a container image, sums
     Package(package::PackageArgs),
+    /// Make the package of Python for each machine and C library (maturin and Zig of PyPI)
+    Wheel(wheel::WheelArgs),
 }
 
 #[derive(Args)]
@@ -161,6 +164,7 @@ fn main() -> ExitCode {
         Command::Msrv => toolchain::msrv(),
         Command::Install(args) => install::command(&args),
         Command::Package(args) => package::command(&args),
+        Command::Wheel(args) => wheel::command(&args),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish().map(drop),
         Command::Publish(PublishArgs { dry_run: false }) => {
             Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())

@@ -16,6 +16,7 @@ use crate::times::{self, StepTime};
 use crate::toolchain;
 use crate::torture;
 use crate::under_load;
+use crate::wheel;
 use clap::Args;
 use std::process::Command;
 use std::time::Instant;
@@ -128,6 +129,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
         run_tests.push(optional("QEMU's own tests, a selection", move || suite_of_qemu(tests.tenth)));
         run_tests.push(optional("module of Go", move || module_of_go(tests.tenth)));
         run_tests.push(optional("C interface", move || interface_of_c(tests.tenth)));
+        run_tests.push(optional("package of Python", move || package_of_python(tests.tenth)));
     }
     let compiled = vec![
         step("lints", lints),
@@ -280,7 +282,7 @@ fn set_up() -> Outcome {
 fn lints() -> Outcome {
     zebu_source::prose::check()?;
     // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
-    for dir in ["fuzz", "bench/peers"] {
+    for dir in ["fuzz", "bench/peers", bindings::PYTHON] {
         output(cargo().current_dir(root().join(dir)).args([
             "metadata",
             "--locked",
@@ -345,6 +347,19 @@ fn interface_of_c(tenth: Tenth) -> Outcome<Verdict> {
     match c_interface::obstacle() {
         Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
         None => c_interface::test().map(|()| Verdict::Passed),
+    }
+}
+
+/// The tenth that has the package of Python.
+const TENTH_OF_PYTHON: u64 = 9;
+
+fn package_of_python(tenth: Tenth) -> Outcome<Verdict> {
+    if !tenth.has(TENTH_OF_PYTHON) {
+        return Ok(Verdict::Skipped(format!("tested with --tenth {TENTH_OF_PYTHON}, and by --long")));
+    }
+    match wheel::obstacle() {
+        Some(obstacle) => Ok(Verdict::Skipped(obstacle)),
+        None => bindings::python().map(|()| Verdict::Passed),
     }
 }
 

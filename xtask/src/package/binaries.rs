@@ -1,6 +1,6 @@
 //! Static programs for each machine.
 
-use std::ffi::OsString;
+use crate::built_tools;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,7 +49,7 @@ impl Machine {
 /// The most that a program may have.
 const LARGEST: u64 = 30 << 20;
 /// The packages of PyPI that build for other machines, in the versions that are known to.
-const ZIG: [&str; 2] = ["ziglang==0.17.1", "cargo-zigbuild==0.24.1"];
+const ZIG: [&str; 2] = [built_tools::ZIG, "cargo-zigbuild==0.24.1"];
 /// Files that no program is made of, below the folders that it is made of.
 const NOT_BUILT: &str = ":(exclude)*.md";
 
@@ -65,9 +65,8 @@ pub(super) struct Program {
 impl Program {
     /// Builds the program, or takes the one that was built from the same sources by the same compiler.
     pub(super) fn build(machine: Machine) -> Outcome<Self> {
-        let kept = crate::built_tools::cache()?
-            .join(format!("release-{}", hash_of_sources()?))
-            .join(machine.target());
+        let kept =
+            built_tools::cache()?.join(format!("release-{}", hash_of_sources()?)).join(machine.target());
         let program = Self { machine, stripped: kept.join("zebu"), symbols: kept.join("zebu.debug") };
         if !program.stripped.is_file() {
             program.strip(&Self::compile(machine)?, &kept)?;
@@ -99,7 +98,7 @@ impl Program {
         command.arg(if is_own { "build" } else { "zigbuild" });
         command.args(["--release", "--locked", "--package", "zebu-cli", "--target", target]);
         if !is_own {
-            command.env("PATH", path_with_zig()?);
+            command.env("PATH", built_tools::path_with(&ZIG)?);
         }
         run(&mut command)?;
         Ok(target_dir()?.join(target).join("release/zebu"))
@@ -143,16 +142,4 @@ pub(super) fn runnable(programs: &[Program]) -> Outcome<PathBuf> {
     let own = programs.iter().find(|program| program.machine.name() == std::env::consts::ARCH);
     own.map(|program| program.stripped.clone())
         .ok_or_else(|| "manual pages are printed by a program of this machine: build it, too".to_owned())
-}
-
-/// The PATH with cargo-zigbuild and its Zig first. They are PyPI's, and installed once.
-fn path_with_zig() -> Outcome<OsString> {
-    let place = crate::built_tools::cache()?.join(ZIG.join("-").replace("==", "-"));
-    let bin = place.join("bin");
-    if !bin.join("cargo-zigbuild").exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
-        run(Command::new(bin.join("pip")).args(["install", "--quiet"]).args(ZIG))?;
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&path))).map_err(|e| e.to_string())
 }
