@@ -14,7 +14,7 @@ const FILE: &str = "/etc/zebu/refs";
 /// Policy of a command line whose `--allow-refs` are `given`.
 ///
 /// # Errors
-/// The rules contradict each other, or as [`default_rules`].
+/// The rules contradict each other, or one of the variable or the file can't be read.
 pub fn allowed_references(dialect: Program, given: &[ReferenceRule]) -> Result<RefPolicy, DiskError> {
     let rules = if given.is_empty() { default_rules(dialect)? } else { given.to_vec() };
     reference_policy(&rules).map_err(|reason| DiskError::Contradiction(reason.to_owned()))

@@ -1,6 +1,6 @@
 //! Block drivers below and above an image (`driver=blkdebug` and others), from the command line to open disks.
 //!
-//! [`plan()`] reads options with QEMU's names. Drivers below the image's format become a [`Node`], which is noted under a name
+//! `plan` reads options with QEMU's names. Drivers below the image's format become a [`Node`], which is noted under a name
 //! and opened by the engine under this name. Drivers above it become [`Filter`]s.
 
 mod blkdebugs;
