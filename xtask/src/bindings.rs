@@ -35,16 +35,13 @@ fn go_command(folder: &Path) -> Outcome<Command> {
     Ok(command)
 }
 
-/// The folder of the package of Python, a workspace of its own.
-pub(crate) const PYTHON: &str = "bindings/python";
-
 /// The packages of PyPI that its tests need: a runner, programs that take files, and a judge of its stubs.
 const TESTED_WITH: [&str; 5] =
     ["pytest==9.2.0", "fsspec==2026.9.0", "dissect.target==3.25.1", "dissect.volume==3.18", "mypy==2.4.1"];
 
 /// Looks at the package of Python, makes a wheel for this machine, and tests it in a fresh environment.
 pub(crate) fn python() -> Outcome {
-    let folder = root().join(PYTHON);
+    let folder = root().join(wheel::PACKAGE);
     let cargo_there = || {
         let mut command = cargo();
         // Nothing that is only looked at needs an interpreter, or is linked to one.

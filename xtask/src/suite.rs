@@ -282,7 +282,7 @@ fn set_up() -> Outcome {
 fn lints() -> Outcome {
     zebu_source::prose::check()?;
     // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
-    for dir in ["fuzz", "bench/peers", bindings::PYTHON] {
+    for dir in ["fuzz", "bench/peers", wheel::PACKAGE] {
         output(cargo().current_dir(root().join(dir)).args([
             "metadata",
             "--locked",

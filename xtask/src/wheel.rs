@@ -1,6 +1,5 @@
 //! The command `wheel`: the package of Python, for each machine and each C library.
 
-use crate::bindings::PYTHON;
 use crate::built_tools::{self, ZIG};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -23,6 +22,9 @@ pub(crate) struct WheelArgs {
     #[arg(long = "platform", value_name = "TARGET", value_parser = PLATFORMS.map(|platform| platform.target))]
     platforms: Vec<String>,
 }
+
+/// The folder of the package, a workspace of its own.
+pub(crate) const PACKAGE: &str = "bindings/python";
 
 /// The packages of PyPI that make wheels, in the versions that are known to.
 const TOOLS: [&str; 2] = ["maturin==1.16.0", ZIG];
@@ -77,7 +79,7 @@ pub(crate) fn obstacle() -> Option<String> {
 /// maturin, which makes a wheel in a folder.
 fn maturin(out: &Path) -> Outcome<Command> {
     let mut command = Command::new(built_tools::environment(&TOOLS)?.join("bin/maturin"));
-    command.current_dir(root().join(PYTHON)).env("PATH", built_tools::path_with(&TOOLS)?);
+    command.current_dir(root().join(PACKAGE)).env("PATH", built_tools::path_with(&TOOLS)?);
     // What `cargo run` sets for this process would choose its toolchain and directories for the child.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
     command.args(["build", "--locked", "--out"]).arg(out);
