@@ -108,7 +108,7 @@ impl Guest<'_> {
                     self.note(range, 0);
                 }
                 65..68 => {
-                    succeeded("flush", self.client.call(0, command::FLUSH, 0, 0).map(|reply| reply.error))?
+                    succeeded("flush", self.client.call(0, command::FLUSH, 0, 0).map(|reply| reply.error))?;
                 }
                 _ => {
                     let range = self.range(64);

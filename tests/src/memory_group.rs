@@ -36,7 +36,7 @@ impl MemoryGroup {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let of = |controllers: &str| {
             let mut fields = own.lines().map(|line| line.splitn(3, ':').skip(1));
-            fields.find_map(|mut field| Some((field.next()? == controllers).then(|| field.next())??))
+            fields.find_map(|mut field| (field.next()? == controllers).then(|| field.next())?)
         };
         let root = Path::new("/sys/fs/cgroup");
         // The first version has a tree for each controller.

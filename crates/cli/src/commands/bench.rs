@@ -183,7 +183,7 @@ pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
             stdout::print(&json::to_text(context.dialect, &Report::new(&plan, &measured, stats))?)?;
         }
         OutputFormat::Human if !args.quiet => {
-            stdout::print(&human_text(context.dialect, &plan, &measured, stats))?
+            stdout::print(&human_text(context.dialect, &plan, &measured, stats))?;
         }
         OutputFormat::Human => {}
     }
