@@ -48,7 +48,7 @@ impl<'py> Watch<'py> {
     }
 }
 
-/// What a job has left for the thread that waits for it.
+/// Messages of a job for the thread that waits for it.
 struct Mail<T> {
     content: Mutex<Content<T>>,
     came: Condvar,
@@ -80,7 +80,7 @@ impl<T> Mail<T> {
         self.came.notify_one();
     }
 
-    /// What has come, after a wait until it is time to look at the signals.
+    /// Takes what has come, after a wait until it is time to look at the signals.
     fn wait(&self) -> (Vec<Progress>, Option<zebu::Result<T>>) {
         let nothing = |content: &mut Content<T>| content.reports.is_empty() && content.ended.is_none();
         let waited = self.came.wait_timeout_while(self.lock(), BETWEEN_SIGNALS, nothing);

@@ -47,7 +47,7 @@ impl Context {
             .probe(self.dialect.probe()))
     }
 
-    /// What `name` says of an image; `options` hold where it says nothing.
+    /// Reads what `name` says of an image; `options` hold where it says nothing.
     ///
     /// # Errors
     /// The name can't be read.

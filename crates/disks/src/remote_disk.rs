@@ -216,7 +216,7 @@ pub struct RemoteDisks {
     given: Mutex<NetworkOptions>,
     /// The cache on this machine.
     pub cache: RemoteCache,
-    /// Who hears what the disks have to say.
+    /// The listener to what the disks have to say.
     notices: Notices,
 }
 

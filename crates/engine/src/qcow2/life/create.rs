@@ -173,7 +173,7 @@ pub(crate) async fn write_preallocated(
     let layout = FreshLayout::plan(header.virtual_size(), &geometry, layout::Preallocation::All)
         .map_err(|e| format_error(path, &e))?;
     let data = layout.data_offset.0..layout.total_clusters * geometry.cluster_size();
-    let tracker = Tracker::catching(control, Phase::Reserving, data.end - data.start);
+    let tracker = Tracker::catching(control, Phase::Reserving, header.virtual_size());
     worker.set_len(file, data.end).await.map_err(|e| Error::from(e).on(path))?;
     let space = Reservation { worker, file, format: Format::Qcow2, tracker: &tracker };
     match mode {
