@@ -16,7 +16,7 @@ const HASH: &str = "$2b$04$SMO5JQLgMA9CEp89t5uxFO8aOjiob0.PaQdm1DsjwvfoWpSf3IPpS
 /// The value of a header that user and password make.
 pub const BASIC: &str = "Basic dXNlcjpzZWNyZXQ=";
 
-/// Whom a registry lets in.
+/// The users that a registry lets in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guests {
     /// All.

@@ -98,7 +98,7 @@ impl Installed {
         if found == wanted { Ok(()) } else { Err(format!("the library has {found:?}, the map {wanted:?}")) }
     }
 
-    /// What pkg-config says to one of its options.
+    /// Asks pkg-config with one of its options.
     fn flags(&self, options: &[&str]) -> Outcome<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig")).args(options).arg("zebu");

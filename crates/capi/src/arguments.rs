@@ -1,4 +1,4 @@
-//! What C passes, as values of Rust.
+//! Arguments of C, as values of Rust.
 
 use crate::failure::{Failure, Outcome};
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};

@@ -51,7 +51,7 @@ enum Command {
     /// Exit codes: 0 no errors, 1 the check could not be done, 2 errors, 3 leaks only, 63 the format has no checks.
     #[command(after_help = examples::CHECK)]
     Check(Deferred<check::CheckArgs>),
-    /// Copy a disk of any format into a new image, or into one that exists
+    /// Copy a disk into a new image, or into one that exists
     #[command(after_help = examples::CONVERT, override_usage = "zebu convert [OPTIONS] SOURCE... TARGET")]
     Convert(Box<Deferred<convert::ConvertArgs>>),
     /// Tell what each range of a disk is made of
@@ -151,6 +151,7 @@ enum Command {
     #[command(hide = true)]
     ConnectForAServer(Deferred<connector::ConnectArgs>),
     /// Tell about a command, or about a topic (`zebu help topics`)
+    #[command(after_help = examples::HELP)]
     Help {
         /// A command, a topic, or `topics`
         #[arg(value_name = "COMMAND|TOPIC")]

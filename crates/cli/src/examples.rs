@@ -8,6 +8,12 @@ Examples:
 
 'zebu COMMAND --help' tells about a command, 'zebu help topics' lists what they share.";
 
+pub(crate) const HELP: &str = "\
+Examples:
+  zebu help convert
+  zebu help topics
+  zebu help names";
+
 pub(crate) const CREATE: &str = "\
 Examples:
   zebu create -f qcow2 disk.qcow2 20G

@@ -32,7 +32,7 @@ pub struct Disks {
     pub tls: TlsObjects,
     /// Secrets that came from pipes.
     pub(crate) pipes: DrainedPipes,
-    /// Who hears what the disks have to say.
+    /// The listener to what the disks have to say.
     pub(crate) notices: Notices,
 }
 

@@ -13,10 +13,10 @@ pub enum DiskError {
     Name {
         /// The name, which may have secrets in it.
         name: OsString,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: String,
     },
-    /// What the caller asks for contradicts itself.
+    /// The caller's wishes contradict each other.
     Contradiction(String),
     /// The environment, or a file of the system, can't be read.
     Settings(String),

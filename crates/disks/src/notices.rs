@@ -1,4 +1,4 @@
-//! What disks have to say while they are open, and who hears it.
+//! Messages of open disks, and their listener.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a name leads to.
+//! References: the meanings of names.
 
 use crate::graph::Node;
 use crate::remote_disk::RemoteName;

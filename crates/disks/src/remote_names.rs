@@ -32,7 +32,7 @@ impl Context {
         self.disks.names.note_reference(path, self.reference(name)?)
     }
 
-    /// What `name` on the command line leads to.
+    /// Reads what `name` on the command line leads to.
     ///
     /// # Errors
     /// The name has a protocol that is not known, or can't be read.

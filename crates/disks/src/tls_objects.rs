@@ -22,9 +22,9 @@ pub const NO_HOSTNAME: &str = "No hostname for certificate validation";
 /// The end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Who connects.
+    /// The side that connects.
     Client,
-    /// Who is connected to.
+    /// The side that is connected to.
     Server,
 }
 

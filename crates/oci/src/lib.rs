@@ -1,8 +1,8 @@
 //! Disk images in OCI registries and layouts.
 //!
-//! [`OciName`] is the name of an image, [`open`] the way to its disk: a plain qcow2 or raw blob is read by ranges
-//! ([`zebu_remote::http::HttpDisk`], [`HashedDisk`]), all others are unpacked into a file without a name, whose digest was compared. [`pull`]
-//! makes a file of an image, [`push`] an image of a file.
+//! [`OciName`] is the name of an image, [`open()`] the way to its disk: a plain qcow2 or raw blob is read by ranges
+//! ([`zebu_remote::http::HttpDisk`], [`HashedDisk`]), all others are unpacked into a file without a name, whose digest was
+//! compared. [`pull()`] makes a file of an image, [`push()`] an image of a file.
 //!
 //! Requests go through [`zebu_remote::http::HttpClient`], so certificates, proxies and sandboxes are as for web servers.
 

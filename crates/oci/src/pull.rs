@@ -35,7 +35,7 @@ pub struct Pulled {
 /// The part of a plain blob that was fetched stays beside the target if that is interrupted, and the next run goes on with it.
 ///
 /// # Errors
-/// As of [`crate::open`]; also that the target is there, or can't be written.
+/// As of [`crate::open()`]; also that the target is there, or can't be written.
 pub fn pull(
     name: &OciName,
     target: &Path,

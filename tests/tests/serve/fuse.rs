@@ -182,14 +182,16 @@ fn a_server_in_the_sandbox_is_unmounted_by_a_process_that_only_its_end_ends() {
     assert!(user.read_at(&mut byte, 0).is_err());
 }
 
-/// Whether a signal has come to a process that does not block it, and was not taken yet (proc_pid_status(5)).
+/// Whether a signal has come to a process that lives and does not block it, and was not taken yet (proc_pid_status(5)). A zombie keeps
+/// what came too late.
 fn awaits(pid: u32, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let is_in = |name: &str| {
         let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << (signal - 1) != 0
     };
-    is_in("ShdPnd:") && !is_in("SigBlk:")
+    let is_zombie = status.lines().any(|line| line.starts_with("State:") && line.contains('Z'));
+    !is_zombie && is_in("ShdPnd:") && !is_in("SigBlk:")
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub(crate) struct PullArgs {
     #[command(flatten)]
     network: NetworkArgs,
 
-    /// oci://REGISTRY/NAME:TAG, oci://REGISTRY/NAME@DIGEST, or oci-layout:PATH[:TAG]
+    /// oci://REGISTRY/NAME:TAG, oci://REGISTRY/NAME@DIGEST, or oci-layout:PATH:TAG
     #[arg(value_name = "IMAGE", value_parser = OciName::parse)]
     name: OciName,
 

@@ -49,7 +49,7 @@ pub(crate) struct PushArgs {
     #[arg(value_name = "FILENAME")]
     file: OsString,
 
-    /// oci://REGISTRY/NAME:TAG, or oci-layout:DIR[:TAG]
+    /// oci://REGISTRY/NAME:TAG, or oci-layout:DIR:TAG
     #[arg(value_name = "IMAGE", value_parser = OciName::parse)]
     name: OciName,
 }

@@ -1,4 +1,4 @@
-//! What disks have to say, for people at a terminal.
+//! Messages of disks, for people at a terminal.
 
 use super::{stderr, stdout};
 use crate::serve::log_lines;

@@ -19,7 +19,7 @@ pub(crate) enum Content {
 }
 
 impl Content {
-    /// What stands for it in a terminal.
+    /// The character for it in a terminal.
     fn glyph(self, charset: Charset) -> char {
         match (self, charset) {
             (Self::Nothing, _) => ' ',
@@ -76,7 +76,7 @@ pub(crate) struct Picture {
     pub(crate) cells: Vec<Content>,
     /// Names of the images, top first.
     pub(crate) layers: Vec<String>,
-    /// What rows and columns are, in a line.
+    /// The meaning of rows and columns, in a line.
     pub(crate) caption: String,
 }
 

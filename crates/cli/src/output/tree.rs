@@ -34,7 +34,7 @@ pub(crate) fn tree_text(images: &[ImageInfo], end: Option<&str>, charset: Charse
     out
 }
 
-/// What stands before an image so far below the top.
+/// The beginning of the line of an image so far below the top.
 fn indent(depth: usize, charset: Charset) -> String {
     match depth {
         0 => String::new(),

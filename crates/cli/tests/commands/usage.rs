@@ -59,7 +59,7 @@ fn completions_exist_for_shells() {
     }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = scratch.zebu(&["completions", shell]).ok().stdout;
-        for hidden in ["clean-up-in-the-end", "manpage", "__help"] {
+        for hidden in ["clean-up-in-the-end", "manpage"] {
             assert!(!script.contains(hidden), "{shell} lists {hidden}");
         }
     }

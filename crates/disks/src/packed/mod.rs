@@ -53,7 +53,7 @@ const MOST_UNPACKED: u64 = 256 << 30;
 /// Bytes of an image beside those of its disk, at most as many.
 const BESIDE_DISK: u64 = 64 << 20;
 
-/// What a caller says of a packed source.
+/// The wishes of a caller about a packed source.
 #[derive(Debug, Clone, Default)]
 pub struct PackedChoice {
     /// The disk in a tar file or OVA, if it is not the one that its OVF names.

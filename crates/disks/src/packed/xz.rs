@@ -63,7 +63,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Those of a stream with these first bytes, if the first one tells both of its sizes.
+    /// The sizes of a stream with these first bytes, if the first one tells both of its sizes.
     fn of(first: &[u8]) -> Option<Self> {
         first.get(STREAM_HEADER + 1).filter(|flags| **flags & SIZES == SIZES)?;
         let check = match first.get(7)? & 15 {
