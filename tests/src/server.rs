@@ -400,11 +400,12 @@ impl Server {
     /// Asks it to end, and waits for that.
     ///
     /// # Panics
-    /// If it does not exit with 0, or says anything.
+    /// If it does not exit with 0, or says anything but that a busy disk has it wait.
     #[track_caller]
     pub fn stop(self) {
         let stderr = self.stop_with_messages();
-        assert!(stderr.is_empty(), "{stderr}");
+        let said: Vec<_> = stderr.lines().filter(|line| !line.contains("waits since ")).collect();
+        assert!(said.is_empty(), "{stderr}");
     }
 
     /// Asks it to end, and waits for that. What it wrote to standard error.
