@@ -54,7 +54,7 @@ pub unsafe extern "C" fn zebu_open(name: *const c_char, words: *const c_char) ->
         let opening = opening(words)?;
         let context = Context::default();
         let allowed = opening.options.refs.clone();
-        let remote = opener(&context, &[])?;
+        let remote = opener(&context, &opening.refs)?;
         let mut spec = context.describe(name, opening.options.remote(remote).refs(allowed))?;
         let reader = || Ok::<_, DiskError>(Reader { order: Order::Any, target_size: None });
         prepare(

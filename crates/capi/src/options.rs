@@ -2,11 +2,11 @@
 
 use crate::failure::{Failure, Outcome};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use zebu::check::Repair;
 use zebu::jobs::TargetClusters;
 use zebu::storage::Engine;
 use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions, Preallocation, RefPolicy, Sharing};
+use zebu_disks::words::{ReferenceRule, reference_argument, reference_policy};
 
 const CACHES: [(&str, CacheMode); 5] = [
     ("none", CacheMode::None),
@@ -94,14 +94,16 @@ fn format(key: &str, name: &str) -> Outcome<Format> {
 pub(crate) struct Opening {
     pub(crate) options: OpenOptions,
     pub(crate) engine: Engine,
+    /// Rules of what an image may name.
+    pub(crate) refs: Vec<ReferenceRule>,
 }
 
 /// Options of `zebu_open`.
 pub(crate) fn opening(text: &str) -> Outcome<Opening> {
     const KNOWN: [&str; 9] =
         ["ro", "rw", "format", "cache", "aio", "refs", "locks", "snapshot", "cache_size"];
-    let Opening { mut options, mut engine } = Opening::default();
-    let (mut access, mut refs) = (None, Vec::new());
+    let Opening { mut options, mut engine, mut refs } = Opening::default();
+    let mut access = None;
     for word in words(text)? {
         match (word.key.as_str(), word.value.as_deref()) {
             ("ro" | "rw", None) if access.is_some() => {
@@ -112,7 +114,7 @@ pub(crate) fn opening(text: &str) -> Outcome<Opening> {
             ("format", Some(name)) => options = options.format(format("format", name)?),
             ("cache", Some(name)) => options = options.cache(choice("cache", name, &CACHES)?),
             ("aio", Some(name)) => engine = choice("aio", name, &ENGINES)?,
-            ("refs", Some(rule)) => refs.push(rule.to_owned()),
+            ("refs", Some(rule)) => refs.push(reference(rule)?),
             ("locks", Some(name)) => options = options.sharing(choice("locks", name, &LOCKS)?),
             ("snapshot", Some(name)) => options = options.snapshot(name.to_owned()),
             ("cache_size", Some(bytes)) => {
@@ -122,30 +124,19 @@ pub(crate) fn opening(text: &str) -> Outcome<Opening> {
         }
     }
     options = options.access(access.unwrap_or(Access::ReadOnly)).refs(policy(&refs)?);
-    Ok(Opening { options, engine })
+    Ok(Opening { options, engine, refs })
+}
+
+/// One value of `refs`.
+fn reference(rule: &str) -> Outcome<ReferenceRule> {
+    reference_argument(rule).map_err(|_| {
+        Failure::invalid(format!("refs: no '{rule}' (there are none, local, dir=PATH, prefix=URL, all)"))
+    })
 }
 
 /// The policy that all `refs` make together.
-fn policy(rules: &[String]) -> Outcome<RefPolicy> {
-    let mut directories = Vec::new();
-    for rule in rules {
-        match rule.as_str() {
-            "none" | "all" if rules.len() > 1 => {
-                return Err(Failure::invalid(format!("refs={rule} contradicts the other refs")));
-            }
-            "none" => return Ok(RefPolicy::None),
-            "all" => return Ok(RefPolicy::All),
-            "local" => {}
-            other => match other.strip_prefix("dir=") {
-                Some(directory) if !directory.is_empty() => directories.push(PathBuf::from(directory)),
-                _ => {
-                    let message = format!("refs: no '{other}' (there are none, local, dir=PATH, all)");
-                    return Err(Failure::invalid(message));
-                }
-            },
-        }
-    }
-    Ok(if directories.is_empty() { RefPolicy::Local } else { RefPolicy::Within(directories) })
+fn policy(rules: &[ReferenceRule]) -> Outcome<RefPolicy> {
+    reference_policy(rules).map_err(|_| Failure::invalid("refs=none contradicts the other refs"))
 }
 
 /// How a queue is made.
@@ -288,7 +279,10 @@ mod tests {
         assert_eq!(refusal("cache_size=+1"), "cache_size: no number: '+1'");
         assert_eq!(refusal("cache_size="), "cache_size: no number: ''");
         assert_eq!(refusal("refs=none,refs=local"), "refs=none contradicts the other refs");
-        assert_eq!(refusal("refs=dir="), "refs: no 'dir=' (there are none, local, dir=PATH, all)");
+        assert_eq!(
+            refusal("refs=dir="),
+            "refs: no 'dir=' (there are none, local, dir=PATH, prefix=URL, all)"
+        );
     }
 
     #[test]

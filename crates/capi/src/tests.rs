@@ -119,6 +119,28 @@ fn a_disk_is_written_read_and_closed_once() {
     }
 }
 
+#[test]
+fn an_image_leads_to_servers_only_where_refs_say_so() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = c_path(&dir.path().join("overlay.qcow2"));
+    let options = c"format=qcow2,backing=nbd://127.0.0.1:1/disk,backing_format=raw";
+    let refusal = |words: &CStr| {
+        // SAFETY: strings that live during the call.
+        assert!(unsafe { zebu_open(image.as_ptr(), words.as_ptr()) }.is_null(), "{words:?}");
+        said()
+    };
+    // SAFETY: strings of this function.
+    assert_eq!(unsafe { zebu_create(image.as_ptr(), 1 << 20, options.as_ptr()) }, 0, "{}", said());
+    for words in [c"ro", c"ro,refs=local", c"ro,refs=prefix=nbd://elsewhere/"] {
+        let refused = refusal(words);
+        assert!(refused.contains("nbd://127.0.0.1:1/disk") && !refused.contains("refused"), "{refused}");
+    }
+    for words in [c"ro,refs=all", c"ro,refs=prefix=nbd://127.0.0.1:1/"] {
+        let reached = refusal(words);
+        assert!(reached.contains("Connection refused"), "{reached}");
+    }
+}
+
 unsafe extern "C-unwind" fn panics(_: *mut c_void, _: u64, _: u64) -> c_int {
     panic!("on purpose");
 }

@@ -31,7 +31,7 @@ static void refuses_nonsense(void)
 	EXPECT(zebu_open(image, "\xff") == NULL && errno == EINVAL);
 	EXPECT(zebu_open("/nowhere/disk", with("ro")) == NULL && errno == ENOENT && strstr(zebu_error(), "/nowhere/disk"));
 	EXPECT(zebu_create("https://host/disk", 1 << 20, NULL) == -ENOTSUP);
-	EXPECT(zebu_open("nbd://127.0.0.1:1/disk", NULL) == NULL && errno == ECONNREFUSED);
+	EXPECT(zebu_open("nbd://127.0.0.1:1/disk", with("ro")) == NULL && errno == ECONNREFUSED);
 	EXPECT(zebu_create(image, SIZE, NULL) == -EINVAL && strstr(zebu_error(), "format"));
 	EXPECT(zebu_create(NULL, SIZE, "format=qcow2") == -EINVAL);
 	EXPECT(zebu_pread(NULL, block, 1, 0) == -EBADF);
