@@ -1,5 +1,6 @@
 //! The backing file that an image names, as the public handle changes it.
 
+use crate::image::SECTOR;
 use crate::qcow2::map::active_map::L1;
 use crate::qcow2::state::Qcow2;
 use crate::{Error, ErrorKind, Image, Result};
@@ -56,11 +57,14 @@ impl Image {
 
     /// Fails if snapshots show parts of the backing file.
     pub(crate) fn refuse_to_drop_backing(&self) -> Result<()> {
-        if self.snapshots().is_empty() {
+        let message = if !self.snapshots().is_empty() {
+            "internal snapshots of the image show parts of the backing file: delete them first, or keep it"
+        } else if self.logical_sector_size() > SECTOR {
+            "its partition table counts in the sectors that the backing file tells of, and qcow2 has no place for their size: keep \
+             the backing file, or convert the image to VHDX"
+        } else {
             return Ok(());
-        }
-        let message =
-            "internal snapshots of the image show parts of the backing file: delete them first, or keep it";
+        };
         Err(Error::new(ErrorKind::Unsupported, message).on(self.path()))
     }
 

@@ -35,7 +35,7 @@ use zebu_storage::{File, FileId, IoBufs, LongWait, Worker};
 pub struct Image(pub(crate) Arc<Node>);
 
 /// Bytes of a logical block of almost every disk.
-const SECTOR: u32 = 512;
+pub(crate) const SECTOR: u32 = 512;
 
 /// How clusters are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -363,3 +363,18 @@ fn a_disk_on_an_nbd_server_has_overlays_too() {
     let said = server.stop_with_messages();
     assert!(said.contains("names no backing file"), "{said}");
 }
+
+/// A qcow2 image has no place for the size of sectors: alone, its partition table would be read wrong.
+#[test]
+fn a_base_that_tells_of_large_sectors_is_not_dropped() {
+    let scratch = Scratch::new("lazy-sectors");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "vhdx", "-o", "logical_sector_size=4096", "base.vhdx", "4M"]).ok();
+    zebu(dir, ["create", "-q", "-f", "qcow2", "-b", "base.vhdx", "-F", "vhdx", "own.qcow2"]).ok();
+    let server = Server::start(dir, "--control ctl.sock own.qcow2");
+    let out = ctl(dir, &["hydrate", "-w", "--drop-backing", ""]);
+    assert!(out.code == Some(1) && out.stderr.contains("keep the backing file"), "{out}");
+    ctl(dir, &["hydrate", "-w", ""]).ok();
+    server.stop();
+    assert!(zebu(dir, ["info", "own.qcow2"]).ok().stdout.contains("base.vhdx"));
+}
