@@ -98,11 +98,13 @@ pub extern "C" fn zebu_close(disk: *mut ZebuDisk) -> c_int {
     }
     on(disk, |open| {
         let closed = open.close();
-        // Only then it is still open.
-        if !closed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
-            handles::remove(disk);
+        if closed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
+            // It is still open.
+            return Ok(closed?);
         }
-        Ok(closed?)
+        let removed = handles::remove(disk);
+        closed?;
+        removed
     })
 }
 

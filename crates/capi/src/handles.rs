@@ -86,14 +86,13 @@ pub(crate) fn disk<T>(handle: *mut T) -> Outcome<Disk> {
     })
 }
 
-/// Takes the number of a disk back.
-pub(crate) fn remove<T>(handle: *mut T) {
+/// Takes the number of a disk back, and closes what the disk stands on.
+pub(crate) fn remove<T>(handle: *mut T) -> Outcome<()> {
     let removed = table().disks.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.addr());
     // Its end may take long, and is no business of the table's.
-    if let Some(Named { disk, context }) = removed {
-        drop(disk);
-        context.disks.close();
-    }
+    let Some(Named { disk, context }) = removed else { return Ok(()) };
+    drop(disk);
+    Ok(context.disks.close()?)
 }
 
 /// Queues that no thread has used yet.

@@ -80,8 +80,13 @@ fn run() -> ExitCode {
     let dialect = arguments.first().map(|path| Program::by_path(path)).unwrap_or_default();
     let context = Context { dialect, disks: Arc::new(Disks::new(output::notices::of(dialect))) };
     let code = cli::main(arguments, &context);
-    context.disks.close();
-    code
+    match context.disks.close() {
+        Ok(()) => code,
+        Err(error) => {
+            output::stderr::tell(dialect, &error.to_string());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Bytes of stack that a command has wherever the limit of the system is smaller.

@@ -11,6 +11,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{}: {} bytes", name.display(), image.virtual_size());
         worker.block_on(image.close(&worker))?;
     }
-    context.disks.close();
-    Ok(())
+    Ok(context.disks.close()?)
 }

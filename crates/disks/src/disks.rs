@@ -1,7 +1,8 @@
 //! The disks of a program: each part of what it knows of them has an owner.
 
 use crate::drained_pipes::DrainedPipes;
-use crate::graph::Blkdebugs;
+use crate::error::DiskError;
+use crate::graph::{Blkdebugs, ImagesBelow};
 use crate::named_disks::NamedDisks;
 use crate::notices::{Notice, Notices};
 use crate::packed::UnpackedFiles;
@@ -11,7 +12,7 @@ use crate::uploads::Uploads;
 use crate::verified_disks::VerifiedDisks;
 use std::sync::Arc;
 use zebu::storage::{Engine, IoError, Storage};
-use zebu_drivers::{Blkdebug, BlkdebugConfig};
+use zebu_drivers::{Blkdebug, BlkdebugConfig, ImageDisk};
 
 /// The disks that a program names and opens.
 #[derive(Default)]
@@ -28,6 +29,8 @@ pub struct Disks {
     pub verified: VerifiedDisks,
     /// Drivers that stop requests.
     pub blkdebugs: Blkdebugs,
+    /// Images that drivers lie above.
+    pub(crate) below: ImagesBelow,
     /// Certificates and keys that image options name.
     pub tls: TlsObjects,
     /// Secrets that came from pipes.
@@ -58,9 +61,21 @@ impl Disks {
         Ok(self.blkdebugs.keep(Blkdebug::new(below, config.clone(), tell, Engine::Auto)?))
     }
 
-    /// Says goodbye to all servers, and wipes secrets.
-    pub fn close(&self) {
+    /// An image that a driver lies above. It is closed when nobody has it any more, at the latest by [`Disks::close`].
+    pub(crate) fn keep_below(&self, disk: ImageDisk) -> Arc<ImageDisk> {
+        let notices = self.notices.clone();
+        self.below.keep(disk.closing(move |error| notices.say(Notice::Fact(&error.to_string()))))
+    }
+
+    /// Closes the images below drivers, says goodbye to all servers, and wipes secrets. Images above drivers are closed before, by
+    /// who opened them.
+    ///
+    /// # Errors
+    /// An image below a driver can't be closed. The rest is done all the same.
+    pub fn close(&self) -> Result<(), DiskError> {
+        let closed = self.below.close();
         self.remote.close_all();
         self.pipes.forget();
+        Ok(closed?)
     }
 }

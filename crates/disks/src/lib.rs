@@ -21,7 +21,7 @@
 //! let image = context.open(&worker, "nbd://localhost/disk".as_ref(), OpenOptions::default())?;
 //! println!("{} bytes", image.virtual_size());
 //! worker.block_on(image.close(&worker))?;
-//! context.disks.close();
+//! context.disks.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

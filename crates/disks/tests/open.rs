@@ -73,7 +73,7 @@ fn files_on_web_servers_are_opened_and_their_servers_notices_heard() {
     let context = Context { disks: Arc::new(Disks::new(notices)), ..Context::default() };
     assert_eq!(read(&context, serve(content())), content());
     assert_eq!(heard.lock().unwrap().len(), 1, "{heard:?}");
-    context.disks.close();
+    context.disks.close().unwrap();
 }
 
 #[test]

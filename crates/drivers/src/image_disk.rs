@@ -2,10 +2,14 @@
 
 use crate::call::{answer, take_bufs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use zebu::{Access, Durability, Image, Preallocation, Shrink, ZeroMode};
 use zebu_storage::{
     Background, Completer, Engine, FileId, IoError, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
 };
+
+/// Hears of an image that could not be closed.
+type Hear = dyn Fn(&zebu::Error) + Send + Sync;
 
 /// An open image, on a worker of its own.
 pub struct ImageDisk {
@@ -13,7 +17,9 @@ pub struct ImageDisk {
     access: Access,
     identity: u64,
     worker: Arc<Background>,
-    closes: bool,
+    is_closed: AtomicBool,
+    /// Hears why the image could not be closed; where there is nobody, the image belongs to somebody else.
+    hear: Option<Box<Hear>>,
 }
 
 impl ImageDisk {
@@ -23,13 +29,27 @@ impl ImageDisk {
     /// The system gives no thread or no descriptor.
     pub fn new(image: Image, access: Access, engine: Engine) -> Result<Self, IoError> {
         let worker = Arc::new(Background::small(engine)?);
-        Ok(Self { image, access, identity: crate::fresh_identity(), worker, closes: false })
+        let identity = crate::fresh_identity();
+        Ok(Self { image, access, identity, worker, is_closed: AtomicBool::new(false), hear: None })
     }
 
-    /// The same, which closes its image when it is dropped.
-    pub fn closing(mut self) -> Self {
-        self.closes = true;
+    /// The same, which closes its image when it is dropped, and tells `hear` if that fails.
+    pub fn closing(mut self, hear: impl Fn(&zebu::Error) + Send + Sync + 'static) -> Self {
+        self.hear = Some(Box::new(hear));
         self
+    }
+
+    /// Closes the image, once. Later requests fail.
+    ///
+    /// # Errors
+    /// What closing it failed at; the file is as after a crash then.
+    pub fn close(&self) -> zebu::Result<()> {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let image = self.image.clone();
+        // A worker that has ended drives no request, and nothing was promised that was not flushed.
+        self.worker.run(move |worker| async move { image.close(&worker).await }).wait().unwrap_or(Ok(()))
     }
 
     /// The image.
@@ -81,10 +101,9 @@ async fn run(worker: &Worker, image: &Image, op: StorageOp, mut done: Completer)
 
 impl Drop for ImageDisk {
     fn drop(&mut self) {
-        if self.closes {
-            let image = self.image.clone();
-            // Whatever was promised was flushed before; an image that can't be closed in good order is as after a crash.
-            let _ = self.worker.run(move |worker| async move { drop(image.close(&worker).await) }).wait();
+        let Some(hear) = self.hear.take() else { return };
+        if let Err(error) = self.close() {
+            hear(&error);
         }
     }
 }

@@ -375,7 +375,11 @@ mod tests {
 
         fn verified(&self, worker: &Worker, afresh: impl Fn() + Send + Sync + 'static) -> Verified {
             let image = worker.block_on(self.open(worker, &self.dir.path().join("disk")));
-            let below = Arc::new(ImageDisk::new(image, Access::ReadOnly, Engine::Auto).unwrap().closing());
+            let below = Arc::new(
+                ImageDisk::new(image, Access::ReadOnly, Engine::Auto)
+                    .unwrap()
+                    .closing(|error| panic!("{error}")),
+            );
             let manifest = ManifestIndex::open(&self.dir.path().join("m"), &Cancel::new()).unwrap();
             let told = Arc::clone(&self.told);
             let hooks = VerifiedHooks::new(move |line| told.lock().push(line.to_owned()), afresh);
@@ -473,7 +477,9 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let offset = (state >> 20) % intact.len() as u64;
             let below = Arc::new(
-                ImageDisk::new(open(&copy, Format::Qcow2), Access::ReadOnly, Engine::Auto).unwrap().closing(),
+                ImageDisk::new(open(&copy, Format::Qcow2), Access::ReadOnly, Engine::Auto)
+                    .unwrap()
+                    .closing(|error| panic!("{error}")),
             );
             let file = File::options().write(true).open(&copy).unwrap();
             let right = intact[offset as usize];
@@ -502,7 +508,9 @@ mod tests {
         std::fs::write(scene.dir.path().join("disk"), vec![1; 3 * CLUSTER as usize]).unwrap();
         let worker = Worker::new(&WorkerConfig::default()).unwrap();
         let image = worker.block_on(scene.open(&worker, &scene.dir.path().join("disk")));
-        let below = Arc::new(ImageDisk::new(image, Access::ReadOnly, Engine::Auto).unwrap().closing());
+        let below = Arc::new(
+            ImageDisk::new(image, Access::ReadOnly, Engine::Auto).unwrap().closing(|error| panic!("{error}")),
+        );
         let manifest = ManifestIndex::open(&scene.dir.path().join("m"), &Cancel::new()).unwrap();
         let refused = Verified::new(below, "disk", manifest, VerifiedHooks::new(|_| (), || ()));
         assert!(refused.err().unwrap().contains("another disk"));

@@ -235,3 +235,41 @@ fn a_person_who_insists_ends_a_server_at_once() {
         assert!(said.contains("bytes were written since the last flush"), "{kind}: {said}");
     }
 }
+
+#[test]
+fn an_image_below_a_driver_is_closed_at_the_end_too() {
+    let Some(qemu) = Qemu::find() else { return };
+    let scratch = Scratch::new("below");
+    let dir = scratch.path();
+    let mut noise = vec![0; 40 << 20];
+    Random::new(5).fill(&mut noise);
+    std::fs::write(dir.join("noise.raw"), noise).unwrap();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "40M"]).ok();
+    let file = format!("file.driver=qcow2,file.file.driver=file,file.file.filename={IMAGE}");
+    let server = Server::start(dir, &format!("--image-opts driver=compress,{file}"));
+    let target = format!("nbd+unix:///?socket={}", server.socket().display());
+    qemu.img(dir, ["convert", "-n", "-f", "raw", "-O", "raw", "noise.raw", &target]).ok();
+    server.stop();
+    qemu.check_clean(dir, IMAGE).unwrap();
+    qemu.same_content(dir, "noise.raw", IMAGE).unwrap();
+}
+
+#[test]
+fn an_image_below_a_driver_that_can_not_be_closed_is_told() {
+    let scratch = Scratch::new("below-fails");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "40M"]).ok();
+    std::fs::write(
+        dir.join("rules"),
+        "[inject-error]\nevent = \"none\"\niotype = \"flush\"\nerrno = \"28\"\n",
+    )
+    .unwrap();
+    let file = format!("file.file.driver=blkdebug,file.file.config=rules,file.file.image.filename={IMAGE}");
+    let server = Server::start(dir, &format!("--image-opts driver=compress,file.driver=qcow2,{file}"));
+    let mut client = Client::open(server.socket(), "").unwrap();
+    assert_eq!(client.write(0, 0, &vec![7; 65536]).unwrap(), 0);
+    drop(client);
+    let (code, said) = server.end_by(Signal::TERM);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(IMAGE) && said.contains("No space left on device"), "{said}");
+}

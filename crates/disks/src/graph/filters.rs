@@ -25,7 +25,7 @@ pub fn filtered(
     image: Image,
 ) -> Result<Filtered, DiskError> {
     let access = spec.options.access;
-    let bottom = Arc::new(ImageDisk::new(image.clone(), access, Engine::Auto)?.closing());
+    let bottom = disks.keep_below(ImageDisk::new(image.clone(), access, Engine::Auto)?);
     let mut disk: Arc<dyn Storage> = bottom.clone();
     for filter in spec.filters.iter().rev() {
         disk = match filter {

@@ -77,7 +77,7 @@ fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result
             let image = opened
                 .map_err(|_| invalid("the opening vanished".to_owned()))?
                 .map_err(|error| invalid(error.to_string()))?;
-            Arc::new(ImageDisk::new(image, flags.access, ENGINE)?.closing())
+            context.disks.keep_below(ImageDisk::new(image, flags.access, ENGINE)?)
         }
     })
 }
