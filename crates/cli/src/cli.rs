@@ -11,7 +11,7 @@ use crate::manual;
 use crate::output::stdout;
 use crate::qemu_names;
 use crate::serve::serve_args::ServeArgs;
-use crate::serve::{cleaner, connector};
+use crate::serve::{cleaner, connector, service_manager};
 use crate::topics;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -150,6 +150,9 @@ enum Command {
     /// Connect to servers for a server in its sandbox, which started this
     #[command(hide = true)]
     ConnectForAServer(Deferred<connector::ConnectArgs>),
+    /// Tell the service manager of the server that started this
+    #[command(hide = true)]
+    TellAServiceManager(Deferred<service_manager::TellArgs>),
     /// Tell about a command, or about a topic (`zebu help topics`)
     #[command(after_help = examples::HELP)]
     Help {
@@ -204,6 +207,7 @@ impl Command {
             Command::InstallNames(_) => "install-names",
             Command::CleanUpInTheEnd(_) => "clean-up-in-the-end",
             Command::ConnectForAServer(_) => "connect-for-a-server",
+            Command::TellAServiceManager(_) => "tell-a-service-manager",
             Command::Help { .. } => "help",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
@@ -242,6 +246,7 @@ impl Command {
             Command::InstallNames(args) => install_names::run(args),
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
             Command::ConnectForAServer(args) => connector::run(args, context),
+            Command::TellAServiceManager(args) => service_manager::run(args),
             Command::Help { about } => help(about.as_deref()),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),

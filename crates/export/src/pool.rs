@@ -162,6 +162,16 @@ impl WorkerPool {
         self.handle.clone()
     }
 
+    /// Waits until each thread has taken a turn. A disk that is slow holds none of them up.
+    pub async fn turn(&self) {
+        for thread in 0..self.threads() {
+            let taken = Stop::default();
+            let there = taken.clone();
+            self.handle.spawn_waiting(thread, |_| async move { there.throw() });
+            taken.wait().await;
+        }
+    }
+
     /// Waits until all tasks are over, and ends the threads. (Servers on the pool must have been told to stop.)
     pub fn join(mut self) {
         self.end();

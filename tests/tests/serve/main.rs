@@ -13,6 +13,7 @@ mod sandbox;
 mod serve_control;
 mod serve_load;
 mod server_log;
+mod service_manager;
 mod stalls;
 mod swapped_names;
 mod threads;

@@ -274,7 +274,7 @@ fn install_script(release: &Release, own: Machine) -> Outcome {
     refused(&server_that_breaks_off()?, "can't get")?;
     install(&release.out.display().to_string())?;
     states_version(release, own, &prefix.join("bin/zebu"))?;
-    let unit = prefix.join("lib/systemd/system/zebu@.service");
+    let unit = prefix.join("lib/systemd/system/zebu-nbd@.service");
     let text = fs::read_to_string(&unit).map_err(|e| said(&unit, e))?;
     if text.contains(&format!("ExecStart={}/bin/zebu serve", prefix.display())) {
         Ok(())

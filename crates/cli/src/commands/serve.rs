@@ -10,6 +10,7 @@ use crate::serve::hydrations::Hydrations;
 use crate::serve::kernel_devices::{self, KernelDevices};
 use crate::serve::opened::{Layers, Opened};
 use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
+use crate::serve::service_manager::{Message, ServiceManager};
 use crate::serve::side_doors::{side_doors, until_signal};
 use crate::serve::signals::{Counted, Signals};
 use crate::serve::{connector, isolate, log_lines, sandbox};
@@ -260,6 +261,7 @@ fn serve(
     let pool = WorkerPool::start(&PoolConfig::default().threads(args.queues as usize).worker(worker))?;
     let mut kernel_devices = KernelDevices::start(args, &log, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
+    let manager = ServiceManager::of_environment()?;
     if !args.no_sandbox && !stays_outside(session.context(), &log)? {
         start_image_workers(args, session, opened)?;
         connector::start(&session.context().disks.remote)?;
@@ -278,6 +280,7 @@ fn serve(
         kernel_devices.announce()?;
         stdout::print(&format!("{READY}\n"))?;
     }
+    manager.tell(Message::Ready);
     let controlled = Controlled {
         disks: Arc::clone(&session.context().disks),
         exports,
@@ -288,7 +291,9 @@ fn serve(
     };
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
-    let signal = worker.block_on(until_signal(worker, signals, clients, &side, &controlled));
+    let signal =
+        worker.block_on(until_signal(worker, signals, clients, &side, &controlled, (&manager, &pool)));
+    manager.tell(Message::Ending);
     footprint.remove_sockets();
     // Servers may be silent, and the end waits for what is under way.
     session.context().disks.remote.hurry();

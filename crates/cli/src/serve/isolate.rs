@@ -8,6 +8,7 @@
 
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::output::stdout;
+use crate::serve::service_manager::{Message, ServiceManager, hide_from};
 use crate::stop_signals::signals_of_servers;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
@@ -15,7 +16,7 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
 use zebu_disks::printable;
 
@@ -38,7 +39,7 @@ enum Event {
 pub(crate) fn run(names: &[String]) -> Result<u8, Failure> {
     let (sender, events) = channel();
     watch_signals(&sender).map_err(|error| Failure::new(format!("could not watch for signals: {error}")))?;
-    let mut group = Group::default();
+    let mut group = Group::new(ServiceManager::of_environment()?);
     let started = names.iter().enumerate().try_for_each(|(number, name)| group.start(number, name, &sender));
     if let Err(failure) = started {
         group.end(SIGTERM);
@@ -68,8 +69,8 @@ fn watch_signals(events: &Sender<Event>) -> io::Result<()> {
 }
 
 /// The processes of all exports.
-#[derive(Default)]
 struct Group {
+    manager: ServiceManager,
     members: Vec<Member>,
     /// Members that have not ended.
     left: usize,
@@ -87,6 +88,10 @@ struct Member {
 }
 
 impl Group {
+    fn new(manager: ServiceManager) -> Self {
+        Self { manager, members: Vec::new(), left: 0, ready: 0, is_ending: false, failure: None }
+    }
+
     fn start(&mut self, number: usize, name: &str, events: &Sender<Event>) -> Result<(), Failure> {
         let fail =
             |error: io::Error| Failure::new(format!("could not start the process of '{name}': {error}"));
@@ -104,21 +109,27 @@ impl Group {
     /// Takes what happens until all have ended.
     fn wait(&mut self, events: &Receiver<Event>) {
         while self.left > 0 {
-            match events.recv() {
+            let event = match self.manager.patience() {
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(patience) => events.recv_timeout(patience / 2),
+            };
+            match event {
                 Ok(Event::Ready) => self.is_ready(),
                 Ok(Event::Signal(signal)) => self.end(signal),
                 Ok(Event::Ended(number, status)) => self.has_ended(number, &status),
-                Err(_) => return,
+                Err(RecvTimeoutError::Timeout) => self.manager.tell(Message::Alive),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
     fn is_ready(&mut self) {
         self.ready += 1;
-        if self.ready == self.members.len()
-            && !self.is_ending
-            && let Err(failure) = stdout::print(&format!("{READY}\n"))
-        {
+        if self.ready < self.members.len() || self.is_ending {
+            return;
+        }
+        self.manager.tell(Message::Ready);
+        if let Err(failure) = stdout::print(&format!("{READY}\n")) {
             self.failure = Some(failure);
             self.end(SIGTERM);
         }
@@ -127,6 +138,7 @@ impl Group {
     /// Tells all of a signal, which they answer as one of their own.
     fn end(&mut self, signal: i32) {
         self.is_ending = true;
+        self.manager.tell(Message::Ending);
         for member in &mut self.members {
             // One that has ended takes no more.
             let _ = member.told.write_all(&[signal as u8]);
@@ -170,6 +182,7 @@ fn command(number: usize) -> Command {
     // Before all others: what follows `--` is no option.
     command.arg(OsString::from(format!("--{ONLY_IMAGE}={number}"))).args(words);
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    hide_from(&mut command);
     command
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod opened;
 pub(crate) mod overlay;
 pub(crate) mod sandbox;
 pub(crate) mod serve_args;
+pub(crate) mod service_manager;
 pub(crate) mod side_doors;
 pub(crate) mod signals;
 mod system_calls;

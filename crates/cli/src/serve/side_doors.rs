@@ -5,6 +5,7 @@ use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketAccess, SocketFile, bind_unix};
 use crate::serve::control::Controlled;
 use crate::serve::serve_args::ServeArgs;
+use crate::serve::service_manager::ServiceManager;
 use crate::serve::signals::Signals;
 use crate::serve::{control, metrics};
 use futures_util::future::Either;
@@ -14,6 +15,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use zebu::storage::Worker;
+use zebu_export::WorkerPool;
 use zebu_export::nbd::NbdServer;
 use zebu_storage::refuse_descriptors;
 
@@ -63,6 +65,7 @@ pub(crate) async fn until_signal(
     clients: Option<&NbdServer>,
     side: &SideDoors,
     controlled: &Controlled,
+    manager: (&ServiceManager, &WorkerPool),
 ) -> Result<(), Failure> {
     let mut signal = pin!(signals.wait(worker));
     let mut last_client = pin!(async {
@@ -84,8 +87,13 @@ pub(crate) async fn until_signal(
         )
     ));
     let mut tidying = pin!(tidy_now_and_then(worker, controlled));
+    let (manager, pool) = manager;
+    let mut staying_alive = pin!(manager.stay_alive(worker, || pool.turn()));
     poll_fn(|cx| {
         if let Poll::Ready(never) = tidying.as_mut().poll(cx) {
+            match never {}
+        }
+        if let Poll::Ready(never) = staying_alive.as_mut().poll(cx) {
             match never {}
         }
         if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {

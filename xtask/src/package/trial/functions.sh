@@ -48,11 +48,11 @@ of_unit() {
 
 # Serves a disk as the unit has it, by its user, when the first client comes. While it runs, "$@" is done.
 serves_during() {
-    socket=$(of_unit zebu@.socket ListenStream)
-    user=$(of_unit zebu@.service User)
+    socket=$(of_unit zebu-nbd@.socket ListenStream)
+    user=$(of_unit zebu-nbd@.service User)
     as_user="setpriv --reuid=$user --regid=$user --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
     test -e /var/lib/zebu/disk.qcow2 || $as_user $EMULATOR /usr/bin/zebu create -q -f qcow2 /var/lib/zebu/disk.qcow2 64M
-    systemd-socket-activate --listen="$socket" $as_user $EMULATOR $(of_unit zebu@.service ExecStart) &
+    systemd-socket-activate --listen="$socket" $as_user $EMULATOR $(of_unit zebu-nbd@.service ExecStart) &
     server=$!
     until test -S "$socket"; do
         kill -0 $server || fail "the server has ended"
@@ -76,6 +76,21 @@ serves_during() {
     wait $server || fail "the server ends badly"
     rm -f "$socket" /tmp/commands /tmp/said
     zebu check -q /var/lib/zebu/disk.qcow2
+}
+
+# Starts the server of another unit by its user, as the service manager does, and waits until it says that it is ready.
+is_served_by() {
+    user=$(of_unit "$1" User)
+    as_user="setpriv --reuid=$user --regid=$user --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
+    $as_user $EMULATOR $(of_unit "$1" ExecStart) >/tmp/said &
+    server=$!
+    until grep -qx ready /tmp/said; do
+        kill -0 $server || fail "the server of $1 has ended"
+    done
+    test -S "$2" || fail "$1 has no socket $2"
+    kill -TERM $server
+    wait $server || fail "the server of $1 ends badly"
+    rm -f /tmp/said
 }
 
 images_stay() {
