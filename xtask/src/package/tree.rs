@@ -74,6 +74,7 @@ impl Tree {
                 0o644,
             )?;
         }
+        tree.copy(&packaging.join("prometheus/zebu-alerts.yml"), "share/zebu/zebu-alerts.yml", 0o644)?;
         tree.copy(&packaging.join("sysusers/zebu.conf"), "lib/sysusers.d/zebu.conf", 0o644)?;
         tree.copy(&packaging.join("tmpfiles/zebu.conf"), "lib/tmpfiles.d/zebu.conf", 0o644)?;
         for name in DOCUMENTS {
