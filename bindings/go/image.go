@@ -86,7 +86,8 @@ func (o options) json(ctx context.Context, into any, args []string, name string)
 	return text, nil
 }
 
-// Convert copies a disk into a new image. When ctx ends, what was made so far is removed.
+// Convert copies a disk into a new image. When ctx ends, what was made so far is removed. A file that holds something is
+// replaced only with Args("--force").
 func Convert(ctx context.Context, source, target string, with ...Option) error {
 	o := gather(with)
 	if o.progress != nil {

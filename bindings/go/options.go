@@ -57,7 +57,7 @@ func Exports(names ...string) Option { return func(o *options) { o.exports = nam
 // channel is closed at the end.
 func Progress(to chan<- float64) Option { return func(o *options) { o.progress = to } }
 
-// TargetFormat names the format of what Convert makes. Default: raw.
+// TargetFormat names the format of what Convert makes. Default: by the suffix of its name (.qcow2, .raw, .img and others).
 func TargetFormat(name string) Option { return func(o *options) { o.target = name } }
 
 // Args adds arguments of zebu's command line, such as "-c" or "--object", "secret,...".

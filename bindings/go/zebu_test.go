@@ -263,7 +263,7 @@ func TestAServerThatDiesIsAnError(t *testing.T) {
 
 func TestConvertTellsItsProgress(t *testing.T) {
 	raw, path := image(t, "qcow2")
-	to := filepath.Join(t.TempDir(), "raw")
+	to := filepath.Join(t.TempDir(), "copy.raw")
 	progress := make(chan float64, 1000)
 	if err := zebu.Convert(context.Background(), path, to, zebu.Progress(progress)); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,7 @@
 use crate::patience::LONGEST;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -135,7 +135,17 @@ pub fn required(name: &str) -> PathBuf {
 /// # Panics
 /// If it has not been built.
 pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> Finished {
-    run_in(dir, zebu_program(), args)
+    run_in(dir, zebu_program(), replacing(args))
+}
+
+/// Words of a command line of `zebu` that replaces files: tests make the same names again.
+pub fn replacing<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Vec<OsString> {
+    const MAKE_FILES: [&str; 3] = ["create", "convert", "dd"];
+    let mut words: Vec<OsString> = args.into_iter().map(|word| word.as_ref().to_owned()).collect();
+    if words.first().is_some_and(|command| MAKE_FILES.iter().any(|name| command == name)) {
+        words.insert(1, "--force".into());
+    }
+    words
 }
 
 /// As [`fn@zebu`], interrupted (SIGINT) as soon as its progress says that `bytes` are done, or at its end.
@@ -144,7 +154,7 @@ pub fn zebu<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = S>) -> F
 /// If it has not been built.
 pub fn zebu_interrupted(dir: &Path, args: &[&str], bytes: u64) -> Finished {
     let mut command = Command::new(zebu_program());
-    command.args(args).arg("--progress=json").current_dir(dir).stdin(Stdio::null());
+    command.args(replacing(args)).arg("--progress=json").current_dir(dir).stdin(Stdio::null());
     let line = line_of(&command);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("zebu");
     let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
@@ -175,7 +185,7 @@ pub fn zebu_limited<S: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = 
     command
         .args(["-s", "KILL", &LONGEST.as_secs().to_string(), "sh", "-c", limits])
         .arg(zebu_program())
-        .args(args)
+        .args(replacing(args))
         .current_dir(dir);
     let mut finished = finish(command);
     // timeout's own, and those of SIGKILL and SIGXCPU.

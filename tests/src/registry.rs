@@ -1,7 +1,7 @@
 //! Distribution, a registry of images, a server of tokens before it, and skopeo as another client.
 
 use crate::patience::Patience;
-use crate::program::{Finished, find, finish, required, zebu_program};
+use crate::program::{Finished, find, finish, replacing, required, zebu_program};
 use crate::server::PROXIES;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -146,7 +146,7 @@ fn config(dir: &Path, port: u16, guests: Guests) -> String {
 /// A command of zebu in a directory that is also the user's home, where no proxies and no files of others' count.
 pub fn command(dir: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(zebu_program());
-    command.args(words).current_dir(dir).env("HOME", dir);
+    command.args(replacing(words)).current_dir(dir).env("HOME", dir);
     let of_user = ["REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"];
     for variable in of_user.into_iter().chain(PROXIES) {
         command.env_remove(variable);

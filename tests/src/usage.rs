@@ -1,6 +1,6 @@
 //! Running `zebu` with an eye on what it uses: memory by the kernel's account, time of the processor by a limit.
 
-use crate::program::{Finished, zebu_program};
+use crate::program::{Finished, replacing, zebu_program};
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ pub fn run_measured(measured: &Path, most: Duration, dir: &Path, words: &[&str])
     let (out, err, result) = (dir.join("stdout"), dir.join("stderr"), dir.join("usage"));
     let create = |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut command = Command::new(measured);
-    command.arg(&result).arg(most.as_secs().to_string()).arg(zebu_program()).args(words).current_dir(dir);
+    command.arg(&result).arg(most.as_secs().to_string()).arg(zebu_program()).args(replacing(words)).current_dir(dir);
     command.stdin(Stdio::null()).stdout(create(&out)).stderr(create(&err));
     let status = command.status().unwrap_or_else(|e| panic!("cannot run {}: {e}", measured.display()));
     let text = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();

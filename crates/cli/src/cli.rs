@@ -214,7 +214,7 @@ impl Command {
         }
     }
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&mut self, context: &Context) -> Result<u8, Failure> {
         match self {
             Command::Create(args) => create::run(args, context),
             Command::Info(args) => info::run(args, context),
@@ -269,7 +269,7 @@ pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
 
 impl Cli {
     /// Runs the command and prints what went wrong.
-    pub(crate) fn finish(&self, context: &Context) -> ExitCode {
+    pub(crate) fn finish(mut self, context: &Context) -> ExitCode {
         match self.command.run(context) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => report(context.dialect, &failure, Some(self.command.name())),

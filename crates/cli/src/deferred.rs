@@ -2,7 +2,7 @@
 
 use clap::builder::Resettable;
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// Arguments of a command, whose descriptions are made only if that command is on the command line, or all are wanted.
 ///
@@ -22,6 +22,12 @@ impl<T> Deref for Deferred<T> {
 fn keeping_text(command: Command, augment: fn(Command) -> Command) -> Command {
     let (about, long_about) = (command.get_about().cloned(), command.get_long_about().cloned());
     augment(command).about(Resettable::from(about)).long_about(Resettable::from(long_about))
+}
+
+impl<T> DerefMut for Deferred<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
 }
 
 impl<T: Args> Args for Deferred<T> {

@@ -42,11 +42,11 @@ fn encryption(path: &Path) -> Option<&'static str> {
     is_encrypted.then_some("an encrypted qcow2 image")
 }
 
-/// Fails if `path` is an encrypted image, which the format raw, taken because none was given, would turn into plain text.
+/// Fails if `path` is an encrypted image, which a format that nobody named would turn into plain text.
 pub(crate) fn refuse_plain_text(path: &Path) -> Result<(), Failure> {
     let Some(encryption) = encryption(path) else { return Ok(()) };
     Err(Failure::new(format!(
-        "'{}' is {encryption}, and would be overwritten with plain text: -O raw does so; -n --target-image-opts writes into it",
+        "'{}' is {encryption}, and would be overwritten with plain text: a format by -O does so; -n --target-image-opts writes into it",
         path.display()
     )))
 }

@@ -2,8 +2,8 @@
 
 pub(crate) const ZEBU: &str = "\
 Examples:
-  zebu create -f qcow2 disk.qcow2 20G
-  zebu convert -p -O qcow2 disk.raw disk.qcow2
+  zebu create disk.qcow2 20G
+  zebu convert -p disk.raw disk.qcow2
   zebu check disk.qcow2
 
 'zebu COMMAND --help' tells about a command, 'zebu help topics' lists what they share.";
@@ -16,7 +16,7 @@ Examples:
 
 pub(crate) const CREATE: &str = "\
 Examples:
-  zebu create -f qcow2 disk.qcow2 20G
+  zebu create disk.qcow2 20G
   zebu create -f qcow2 -b base.qcow2 -F qcow2 overlay.qcow2
   zebu create -f qcow2 -o cluster_size=128k,extended_l2=on,preallocation=metadata disk.qcow2 100G
   zebu create -f qcow2 -o help disk.qcow2";
@@ -37,7 +37,8 @@ Examples:
 
 pub(crate) const CONVERT: &str = "\
 Examples:
-  zebu convert -p -O qcow2 disk.raw disk.qcow2
+  zebu convert -p disk.raw disk.qcow2
+  zebu convert --force -c -O qcow2 disk.vmdk disk.img
   zebu convert -t none -T none -O raw disk.qcow2 /dev/vg0/disk
   zebu convert -n -O raw disk.qcow2 /dev/vg0/disk
   zebu convert -l before-update -O qcow2 disk.qcow2 old.qcow2
@@ -76,7 +77,7 @@ Examples:
 pub(crate) const DD: &str = "\
 Examples:
   zebu dd if=disk.qcow2 of=first-megabyte.raw bs=1M count=1
-  zebu dd -O qcow2 if=disk.raw of=rest.qcow2 bs=1M skip=1";
+  zebu dd if=disk.raw of=rest.qcow2 bs=1M skip=1";
 
 pub(crate) const AMEND: &str = "\
 Examples:

@@ -36,8 +36,9 @@ Read only:       qed parallels qcow cloop dmg
 
 `convert` and `backup` also take files packed by gzip, bzip2, xz, zstd or lz4, tar files, and appliances (OVA).
 
-Without -f, the format of an image that exists is probed; a disk that looks raw is then opened for reading only. A new
-file is raw unless -f (create) or -O (convert, dd) says otherwise.",
+Without -f, the format of an image that exists is probed; a disk that looks raw is then opened for reading only. The
+format of a new file follows its suffix (.qcow2 .raw .img .vmdk .vhdx .vhd .vdi), or is given by -f or -O. A file that
+exists and is not empty is replaced only with --force.",
     },
     Topic {
         name: "references",

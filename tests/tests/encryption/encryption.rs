@@ -306,7 +306,7 @@ fn what_is_refused() {
                 format!("convert -c --image-opts {right} -O qcow2 -o {options} out"),
                 "not supported at the same time",
             ),
-            (format!("dd if={file} of=out"), "key-secret"),
+            (format!("dd -O raw if={file} of=out"), "key-secret"),
             (format!("serve --nbd unix:sock --image-opts {right}"), "command line"),
             (format!("resize {file} 2M"), "key-secret"),
         ] {

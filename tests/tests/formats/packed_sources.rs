@@ -7,7 +7,7 @@ use std::time::Duration;
 use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::model::difference;
 use zebu_tests::patience::wait_until;
-use zebu_tests::program::{Finished, finish, zebu, zebu_program};
+use zebu_tests::program::{Finished, finish, replacing, zebu, zebu_program};
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::end_of;
@@ -285,7 +285,7 @@ fn other_packings_are_refused_with_a_remedy() {
 /// Runs `zebu` where no file for unpacked bytes can be made.
 fn without_room(dir: &Path, words: &[&str]) -> Finished {
     let mut command = Command::new(zebu_program());
-    command.args(words).current_dir(dir).env("TMPDIR", dir.join("missing"));
+    command.args(replacing(words)).current_dir(dir).env("TMPDIR", dir.join("missing"));
     finish(command)
 }
 

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zebu_tests::model::difference;
 use zebu_tests::patch::{COPIED, CORRUPT, OFFSET_MASK, Patch, header};
-use zebu_tests::program::{Finished, find, finish, zebu, zebu_program};
+use zebu_tests::program::{Finished, find, finish, replacing, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 
@@ -489,13 +489,13 @@ fn a_file_outside_the_directory_is_not_opened_for_an_image() {
 fn opened(dir: &Path, words: &[&str]) -> String {
     let mut command = std::process::Command::new("strace");
     command.args(["-f", "-qq", "-e", "trace=open,openat,openat2", "-o", "trace.txt"]);
-    command.arg(zebu_program()).args(words).args(["--aio", "threads"]).current_dir(dir);
+    command.arg(zebu_program()).args(replacing(words)).args(["--aio", "threads"]).current_dir(dir);
     let mut out = finish(command);
     if out.code != Some(0) {
         // info has no such option, perhaps; what it opens is the point.
         let mut command = std::process::Command::new("strace");
         command.args(["-f", "-qq", "-e", "trace=open,openat,openat2", "-o", "trace.txt"]);
-        command.arg(zebu_program()).args(words).current_dir(dir);
+        command.arg(zebu_program()).args(replacing(words)).current_dir(dir);
         out = finish(command);
     }
     assert_eq!(out.code, Some(0), "{out}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use zebu_tests::hostile::{self, base, references};
-use zebu_tests::program::{Finished, find, finish, finish_with, zebu, zebu_program};
+use zebu_tests::program::{Finished, find, finish, finish_with, replacing, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::tenth;
@@ -657,7 +657,7 @@ fn try_trick(
             let trace = root.join("trace");
             let mut command = Command::new(strace);
             command.args(["-f", "-y", "-s", "4096", "-e", "trace=openat,openat2,open,execve,connect", "-o"]);
-            command.arg(&trace).arg(zebu_program()).args(tricked_words(line, rule, trick.format));
+            command.arg(&trace).arg(zebu_program()).args(replacing(tricked_words(line, rule, trick.format)));
             let secret = std::fs::File::open(outside.join("secret")).expect("just written");
             command.current_dir(&inside);
             let out = finish_with(command, secret.into());

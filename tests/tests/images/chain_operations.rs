@@ -370,7 +370,7 @@ fn refusals_leave_everything_as_it_was() {
         ("commit -f raw base.raw", vec!["does not have a backing file"]),
         ("dd if=top.qcow2", vec!["both"]),
         ("dd if=gone.qcow2 of=x.raw", vec!["gone.qcow2"]),
-        ("dd if=top.qcow2 of=no/such/dir bs=1M", vec!["no/such/dir"]),
+        ("dd -O raw if=top.qcow2 of=no/such/dir bs=1M", vec!["no/such/dir"]),
     ] {
         let out = zebu(dir, line.split_whitespace()).exits(1);
         let message = out.stderr.lines().next().unwrap_or_default();

@@ -15,7 +15,7 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
-use crate::misnamed::warn_of_raw;
+use crate::new_file::settle_format;
 use crate::output::{json, stderr, stdout};
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::sector_size::warn_of_lost;
@@ -30,7 +30,8 @@ use destination::Destination;
 use packed_source::{PackedSources, Pass, size_of_device};
 use report::{human_text, json_report};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zebu::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
@@ -44,8 +45,14 @@ use zebu_disks::{Context, ImageSpec, Sources, errno_text, given_only, local_path
 const SPARSE_SIZE: u64 = 4096;
 
 /// Runs the command.
-pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> {
+pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(context.dialect, &args.target_options)?;
+    let is_named = args.target_format.is_some();
+    let makes_a_file = !args.no_create && !args.target_image_opts && !args.dry_run;
+    if let Some(target) = args.files.last().filter(|_| makes_a_file && args.files.len() > 1) {
+        settle_format(context.dialect, &mut args.target_format, target, "-O")?;
+    }
+    let args = &*args;
     let of_file = if args.files.is_empty() { FileOptions::NotKnown } else { FileOptions::Listed };
     let opts = CreateOpts::parse(context.dialect, &args.target_options, args.target_format(), of_file);
     let opts = match opts.map_err(Failure::new)? {
@@ -82,7 +89,7 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     if let Some(named) = args.target_format.as_ref().filter(|_| !args.no_create) {
         named.check_new(target).map_err(Failure::new)?;
     }
-    if args.target_format.is_none()
+    if !is_named
         && !args.target_image_opts
         && !args.dry_run
         && !pipe::is_pipe(context.dialect, target)
@@ -99,6 +106,9 @@ pub(crate) fn run(args: &ConvertArgs, context: &Context) -> Result<u8, Failure> 
     let specs = source_specs(args, context, &sources)?;
     context.disks.names.allow_streams();
     let destination = Destination::of(args, &opts, context, target)?;
+    for written in new_files(&opts, &destination).iter().filter(|_| !args.dry_run) {
+        args.force.check(context.dialect, written)?;
+    }
     let engines: Vec<Aio> = specs.iter().filter_map(|spec| spec.aio).collect();
     if engines.iter().any(|engine| *engine != engines[0]) {
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
@@ -186,10 +196,6 @@ fn copy_sources(
     unreadable::tell(dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
     let shown = destination.shown();
     warn_of_lost(report.lost_logical_sector, shown.as_os_str());
-    let is_named_raw = args.target_format.is_some() || args.no_create || args.target_image_opts;
-    if !is_named_raw && !matches!(destination, Destination::Pipe) {
-        warn_of_raw(dialect, &shown);
-    }
     match args.output {
         Some(OutputFormat::Json) => {
             stdout::print(&json::to_text(
@@ -201,6 +207,19 @@ fn copy_sources(
         _ => {}
     }
     Ok(0)
+}
+
+/// Bytes that a new image takes on its file system.
+fn allocated(destination: &Destination) -> Option<u64> {
+    let Destination::New(image) = destination else { return None };
+    std::fs::metadata(image).ok().filter(Metadata::is_file).map(|found| found.blocks() * 512)
+}
+
+/// The files that are made.
+fn new_files(opts: &CreateOpts, destination: &Destination) -> Vec<PathBuf> {
+    let Destination::New(image) = destination else { return Vec::new() };
+    let data_file = opts.data_file.as_deref().map(|name| backing::resolve(image, name));
+    std::iter::once(image.clone()).chain(data_file).collect()
 }
 
 /// The local files that the target will have, that of the image first.

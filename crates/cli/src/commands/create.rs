@@ -5,7 +5,7 @@ use crate::backing::{self, CheckName};
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::encrypted_file::warn_of_plain_overlay;
 use crate::failure::Failure;
-use crate::misnamed::warn_of_raw;
+use crate::new_file::{ForceArg, settle_format};
 use crate::output::stdout;
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::secrets::SecretArgs;
@@ -26,9 +26,12 @@ pub(crate) struct CreateArgs {
     quiet: bool,
 
     #[command(flatten)]
+    force: ForceArg,
+
+    #[command(flatten)]
     progress: ProgressArg,
 
-    /// Format of the image [default: raw]
+    /// Format of the image [default: by the name's suffix]
     #[arg(short, long, value_name = "FMT", value_parser = target_formats())]
     format: Option<NamedFormat>,
 
@@ -61,7 +64,7 @@ pub(crate) struct CreateArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
-    /// The file to make; if it exists, its content is lost
+    /// The file to make
     #[arg(value_name = "FILENAME", required_unless_present = "options")]
     filename: Option<OsString>,
 
@@ -71,8 +74,12 @@ pub(crate) struct CreateArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
+pub(crate) fn run(args: &mut CreateArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(context.dialect, &args.options)?;
+    if let Some(name) = &args.filename {
+        settle_format(context.dialect, &mut args.format, name, "-f")?;
+    }
+    let args = &*args;
     let of_file = args.filename.as_ref().map_or(FileOptions::NotKnown, |_| FileOptions::Listed);
     let filename = args.filename.clone().unwrap_or_default();
     let fail = |reason: String| Failure::new(format!("{}: {reason}", filename.display()));
@@ -89,15 +96,16 @@ pub(crate) fn run(args: &CreateArgs, context: &Context) -> Result<u8, Failure> {
     }
     let path =
         context.new_image_path(&filename).map_err(|reason| Failure::creating_name(&filename, &reason))?;
+    args.force.check(context.dialect, &path)?;
+    if let Some(name) = &opts.data_file {
+        args.force.check(context.dialect, &backing::resolve(&path, name))?;
+    }
     let session = Session::start(context, &args.engine, None)?;
     let create = create_options(args, &opts, &session, &filename, &path)?;
     if !args.quiet {
         stdout::print(&format!("{}\n", opts.formatting_line(&filename.to_string_lossy(), &create)))?;
     }
     make(&session, &path, &create, args.progress.mode(args.quiet))?;
-    if args.format.is_none() {
-        warn_of_raw(context.dialect, &path);
-    }
     Ok(0)
 }
 

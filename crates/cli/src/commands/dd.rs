@@ -5,6 +5,7 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
 use crate::lock_patience::lock_wait;
+use crate::new_file::{ForceArg, settle_format};
 use crate::output::stderr;
 use crate::sector_size::warn_of_lost;
 use crate::session::Session;
@@ -28,9 +29,12 @@ pub(crate) struct DdArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<NamedFormat>,
 
-    /// Format of the output [default: raw]
+    /// Format of the output [default: by the name's suffix]
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
     output_format: Option<NamedFormat>,
+
+    #[command(flatten)]
+    force: ForceArg,
 
     #[command(flatten)]
     force_share: ForceShareArg,
@@ -106,8 +110,10 @@ fn blocks(dialect: Program, name: &str, value: &OsStr) -> Result<u64, Failure> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
+pub(crate) fn run(args: &mut DdArgs, context: &Context) -> Result<u8, Failure> {
     let operands = Operands::parse(context.dialect, &args.operands)?;
+    let is_named = args.output_format.is_some();
+    settle_format(context.dialect, &mut args.output_format, operands.output, "-O")?;
     let output_format = args.output_format.as_ref().map(|named| named.format);
     if output_format == Some(Format::Luks) {
         // QEMU's program has no option for it either.
@@ -117,12 +123,14 @@ pub(crate) fn run(args: &DdArgs, context: &Context) -> Result<u8, Failure> {
     }
     if let Some(named) = &args.output_format {
         named.check_new(operands.output).map_err(Failure::new)?;
-    } else {
+    }
+    if !is_named {
         refuse_plain_text(Path::new(operands.output))?;
     }
     let output = context
         .new_image_path(operands.output)
         .map_err(|reason| Failure::creating_name(operands.output, &reason))?;
+    args.force.check(context.dialect, &output)?;
     let mut spec = args.image.resolve(
         context,
         operands.input,

@@ -231,7 +231,7 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
     for _ in 0..4 {
         let scratch = Scratch::new();
         let start = || {
-            let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
+            let line = words("create --force -q --aio threads -f raw -o preallocation=full disk 64G");
             let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
             Background::start(command.stderr(Stdio::piped()))
         };
@@ -264,7 +264,7 @@ fn an_image_in_the_place_of_one_that_is_removed_is_there() {
     for format in ["raw", "qcow2"] {
         let scratch = Scratch::new();
         let start = |options: &str| {
-            let line = format!("create -q --aio threads -f {format} {options}");
+            let line = format!("create --force -q --aio threads -f {format} {options}");
             let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
             Background::start(command.stderr(Stdio::piped()))
         };
@@ -288,7 +288,7 @@ fn an_image_in_the_place_of_one_that_is_removed_is_there() {
 fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {
     let scratch = Scratch::new();
     std::fs::write(scratch.file("disk"), b"").unwrap();
-    let line = words("create -q --aio threads -f raw -o preallocation=full disk 64G");
+    let line = words("create --force -q --aio threads -f raw -o preallocation=full disk 64G");
     let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &line);
     let child = Background::start(command.stderr(Stdio::piped()));
     wait_for("the image to grow", || bytes_written(&child) > 1 << 20);

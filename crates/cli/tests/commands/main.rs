@@ -15,6 +15,7 @@ mod help;
 mod info;
 mod io;
 mod map_and_measure;
+mod new_files;
 mod overwriting;
 mod pictures;
 mod pieces;

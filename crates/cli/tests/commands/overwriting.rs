@@ -24,9 +24,9 @@ const LINES: &[&str] = &[
     "convert -O qcow2 -o data_file=FILE top new",
     "convert -O qcow2 -B top -F qcow2 empty FILE",
     "convert -O raw parts FILE",
-    "dd if=top of=FILE",
+    "dd -O raw if=top of=FILE",
     "dd -U -O qcow2 if=top of=FILE",
-    "dd if=parts of=FILE",
+    "dd -O raw if=parts of=FILE",
 ];
 
 /// Lines of zebu's own commands.
@@ -107,7 +107,10 @@ fn nothing_is_made_over_a_file_of_the_chain() {
                         }
                         _ => {}
                     }
-                    let text = line.replace("FILE", &target);
+                    let mut text = line.replace("FILE", &target);
+                    if program == own && !line.starts_with("backup") && !line.starts_with("clone") {
+                        text = text.replacen(' ', " --force ", 1);
+                    }
                     let ran = place.scratch.run(program, &words(&text));
                     let changed = place.restore();
                     let is_named = ran.stderr.contains(&format!("{target}'"))
@@ -211,7 +214,7 @@ fn other_files_are_made_anew() {
         "create -q -f qcow2 -b base -F raw top 1M",
         "create -q -f qcow2 -b base -F raw mid 1M",
         "convert -O qcow2 top empty",
-        "dd if=mid of=empty",
+        "dd -O raw if=mid of=empty",
     ] {
         let place = Place::new();
         place.scratch.zebu(&words(line)).ok();

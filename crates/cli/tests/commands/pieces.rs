@@ -147,7 +147,7 @@ fn the_sectors_of_a_vhdx_are_kept_and_told() {
         "convert -O qcow2 a.vhdx out",
         "convert -O vmdk a.vhdx out",
         "convert -O vdi a.vhdx out",
-        "dd if=a.vhdx of=out",
+        "dd -O raw if=a.vhdx of=out",
         "backup a.vhdx out",
     ] {
         let ran = scratch.zebu(&words(line)).ok();

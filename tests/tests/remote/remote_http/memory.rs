@@ -4,7 +4,7 @@ use super::flat;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use zebu_tests::program::{find, finish, zebu_program};
+use zebu_tests::program::{find, finish, replacing, zebu_program};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::web_server::WebServer;
 
@@ -13,7 +13,7 @@ fn peak_of(dir: &Path, words: &[&str]) -> u64 {
     let script = "import resource,subprocess,sys\nsubprocess.run(sys.argv[1:],check=True,stdout=subprocess.DEVNULL)\n\
                   print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)";
     let mut command = Command::new(find("python3").expect("python3"));
-    command.args(["-c", script]).arg(zebu_program()).args(words).current_dir(dir);
+    command.args(["-c", script]).arg(zebu_program()).args(replacing(words)).current_dir(dir);
     finish(command).ok().stdout.trim().parse::<u64>().expect("a number") << 10
 }
 

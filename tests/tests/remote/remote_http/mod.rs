@@ -8,7 +8,7 @@ mod sources;
 
 use std::path::Path;
 use std::process::Command;
-use zebu_tests::program::{Finished, find, finish, run_in, zebu, zebu_program};
+use zebu_tests::program::{Finished, find, finish, replacing, run_in, zebu, zebu_program};
 
 /// Bytes of the disk.
 pub(crate) const LEN: usize = 24 << 20;
@@ -46,6 +46,6 @@ pub(crate) fn convert(dir: &Path, words: &[&str], name: &str) -> Finished {
 
 pub(crate) fn zebu_with(dir: &Path, variables: &[(&str, &str)], words: &[&str]) -> Finished {
     let mut command = Command::new(zebu_program());
-    command.args(words).current_dir(dir).envs(variables.iter().copied());
+    command.args(replacing(words)).current_dir(dir).envs(variables.iter().copied());
     finish(command)
 }

@@ -2,6 +2,7 @@
 
 use crate::arguments::{BackingKeyArgs, EngineArgs, ForceShareArg, ImageArgs};
 use crate::compression::CompressionArgs;
+use crate::new_file::ForceArg;
 use crate::packed::PackedArgs;
 use crate::values::{NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats};
 use crate::watch::ProgressArg;
@@ -24,7 +25,7 @@ pub(crate) struct ConvertArgs {
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     pub(super) source_format: Option<NamedFormat>,
 
-    /// Format of the target [default: raw]
+    /// Format of the target [default: by the name's suffix]
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_formats())]
     pub(super) target_format: Option<NamedFormat>,
 
@@ -125,6 +126,9 @@ pub(crate) struct ConvertArgs {
 
     #[command(flatten)]
     pub(super) packed: PackedArgs,
+
+    #[command(flatten)]
+    pub(super) force: ForceArg,
 
     #[command(flatten)]
     pub(super) force_share: ForceShareArg,

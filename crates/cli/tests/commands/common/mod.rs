@@ -65,6 +65,9 @@ pub(crate) fn qemu() -> bool {
     true
 }
 
+/// Commands that replace a file only by `--force`.
+const MAKE_FILES: [&str; 3] = ["create", "convert", "dd"];
+
 /// A directory that goes away with its value.
 pub(crate) struct Scratch(TempDir);
 
@@ -81,9 +84,18 @@ impl Scratch {
         self.0.path().join(name)
     }
 
-    /// Runs the `zebu` under test here.
+    /// Runs the `zebu` under test here. It replaces files, because tests make the same names again.
     pub(crate) fn zebu<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
-        self.run(env!("CARGO_BIN_EXE_zebu"), arguments)
+        let mut words: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
+        if words.first().is_some_and(|command| MAKE_FILES.iter().any(|name| command == name)) {
+            words.insert(1, OsStr::new("--force"));
+        }
+        self.run(env!("CARGO_BIN_EXE_zebu"), &words)
+    }
+
+    /// The same with these words alone.
+    pub(crate) fn zebu_as_typed(&self, line: &str) -> Ran {
+        self.run(env!("CARGO_BIN_EXE_zebu"), &words(line))
     }
 
     pub(crate) fn qemu_img<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {

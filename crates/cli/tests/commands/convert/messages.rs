@@ -7,28 +7,28 @@ fn options_that_do_not_work_are_refused_by_name() {
     let scratch = Scratch::new();
     scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
     for (line, named) in [
-        ("convert -c a.qcow2 out", "Compression not supported for this file format"),
+        ("convert -O raw -c a.qcow2 out", "Compression not supported for this file format"),
         ("convert -c -O qcow2 -o preallocation=metadata a.qcow2 out", "preallocation"),
         ("convert -c -O qcow2 -o data_file=d.raw a.qcow2 out", "external data file"),
         ("convert -c -C -O qcow2 a.qcow2 out", "copy offloading"),
         ("convert -c -O qcow2 --compression-level 13 a.qcow2 out", "level 13"),
         ("convert -c -O qcow2 -o compression_type=zstd --compression-level 23 a.qcow2 out", "level 23"),
         ("convert --strict-deflate -O qcow2 a.qcow2 out", "--strict-deflate needs -c"),
-        ("convert --bitmaps a.qcow2 out", "does not support bitmaps"),
+        ("convert -O raw --bitmaps a.qcow2 out", "does not support bitmaps"),
         ("convert --skip-broken-bitmaps -O qcow2 a.qcow2 out", "--bitmaps"),
         ("convert --bitmaps -O qcow2 a.qcow2 a.qcow2 out", "single source"),
         ("convert a.qcow2", "file name"),
         ("convert -O foo a.qcow2 out", "foo"),
-        ("convert -f foo a.qcow2 out", "foo"),
-        ("convert -t foo a.qcow2 out", "foo"),
-        ("convert -m 0 a.qcow2 out", "0"),
-        ("convert -S 1x a.qcow2 out", "1x"),
+        ("convert -O raw -f foo a.qcow2 out", "foo"),
+        ("convert -O raw -t foo a.qcow2 out", "foo"),
+        ("convert -O raw -m 0 a.qcow2 out", "0"),
+        ("convert -O raw -S 1x a.qcow2 out", "1x"),
         ("convert -O qcow2 -o cluster_size=3 a.qcow2 out", "Cluster size"),
         ("convert -O qcow2 -o nosuch=3 a.qcow2 out", "nosuch"),
-        ("convert --target-is-zero a.qcow2 out", "--no-create"),
+        ("convert -O raw --target-is-zero a.qcow2 out", "--no-create"),
         ("convert -n -o compat=v2 -O qcow2 a.qcow2 a.qcow2", "-o"),
-        ("convert missing.qcow2 out", "missing.qcow2"),
-        ("convert a.qcow2 nodir/out", "nodir/out"),
+        ("convert -O raw missing.qcow2 out", "missing.qcow2"),
+        ("convert -O raw a.qcow2 nodir/out", "nodir/out"),
     ] {
         scratch.zebu(&words(line)).fails_naming(1, &[named]);
         assert!(!scratch.file("out").exists(), "{line}");

@@ -35,7 +35,7 @@ fn nothing_stays_in_the_page_cache_unasked() {
         ("convert --copy buffers -f raw -O qcow2 -o cluster_size=512 a.raw b", false),
         ("convert -c -f raw -O qcow2 a.raw b", false),
         ("convert --copy buffers --workers 2 -f raw -O qcow2 a.raw b", false),
-        ("dd -f raw if=a.raw of=b", false),
+        ("dd -f raw -O raw if=a.raw of=b", false),
         ("convert --copy buffers -t writeback -f raw -O qcow2 a.raw b", true),
     ] {
         drop_pages(&source);

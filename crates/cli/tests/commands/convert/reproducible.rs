@@ -266,7 +266,7 @@ fn what_is_not_whole_does_not_look_whole() {
         let scratch = Scratch::new();
         scratch.write("big.raw", &noise(1, 64 << 20));
         scratch.zebu(&words("create -q -f qcow2 out 1M")).ok();
-        let line = format!("convert -r 1M -f raw -O qcow2 --copy buffers {options} big.raw out");
+        let line = format!("convert --force -r 1M -f raw -O qcow2 --copy buffers {options} big.raw out");
         let mut command = scratch.command(env!("CARGO_BIN_EXE_zebu"), &words(&line));
         let mut child = Background::start(&mut command);
         wait_for("the first data", || std::fs::metadata(scratch.file("out")).unwrap().len() > 300_000);

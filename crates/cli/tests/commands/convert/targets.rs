@@ -58,7 +58,7 @@ fn snapshots_are_sources() {
         scratch.zebu(&["convert", "-l", name, "-O", "raw", "a.qcow2", "out"]).ok();
         identical(&scratch, "reference.raw", "out");
     }
-    scratch.zebu(&words("convert -l nosuch a.qcow2 out")).fails_naming(1, &["a.qcow2", "nosuch"]);
+    scratch.zebu(&words("convert -l nosuch -O raw a.qcow2 out")).fails_naming(1, &["a.qcow2", "nosuch"]);
 }
 
 #[test]
