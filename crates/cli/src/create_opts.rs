@@ -4,6 +4,7 @@ use crate::encrypt_opts::{self, EncryptOpts};
 use crate::foreign_opts::{self, ForeignOpts};
 use crate::lock_patience::lock_wait;
 use crate::qemu_names::option_lists::{self, FileOptions};
+use crate::suggestion::meant;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
 use zebu::{Compression, CreateOptions, Format, Preallocation};
@@ -95,6 +96,9 @@ const OPTIONS: &[Described] = &[
     Described { name: "size", value: "size", description: "Virtual disk size", raw: true },
 ];
 
+/// The end of a message about an option that there is not.
+const LIST_HINT: &str = "(-o help lists them)";
+
 /// Options of any file, whatever its format.
 const OF_ALL_FILES: [&str; 3] = ["extent_size_hint", "nocow", "size"];
 
@@ -151,7 +155,13 @@ impl CreateOpts {
         let mut opts = Self::default();
         for argument in arguments {
             for (key, value) in parse_options(argument).map_err(|error| error.to_string())? {
-                opts.set(&key, &value, format)?;
+                opts.set(&key, &value, format).map_err(|message| {
+                    // Under QEMU's names, messages are as there.
+                    if dialect.is_qemu() || !message.ends_with(LIST_HINT) {
+                        return message;
+                    }
+                    message + &meant(&key, "options", names(format))
+                })?;
             }
         }
         Ok(ParsedOpts::Use(Box::new(opts)))
@@ -350,8 +360,8 @@ fn preallocation_name(mode: Preallocation) -> &'static str {
     }
 }
 
-fn help(format: Format) -> String {
-    let mut text = format!("Supported {} options:\n", format.name());
+/// Options of new images of a format, those of encryption apart: name, kind of value, description.
+fn described(format: Format) -> Vec<(&'static str, &'static str, &'static str)> {
     let own = OPTIONS.iter().filter(|option| match format {
         Format::Raw | Format::Luks => option.raw,
         Format::Foreign(_) => OF_ALL_FILES.contains(&option.name),
@@ -362,7 +372,17 @@ fn help(format: Format) -> String {
         options.extend(foreign_opts::described(format));
         options.sort_unstable();
     }
-    for (name, value, description) in options {
+    options
+}
+
+/// Names of all options of new images of a format.
+fn names(format: Format) -> impl Iterator<Item = &'static str> {
+    described(format).into_iter().map(|(name, ..)| name)
+}
+
+fn help(format: Format) -> String {
+    let mut text = format!("Supported {} options:\n", format.name());
+    for (name, value, description) in described(format) {
         let head = format!("{name}=<{value}>");
         let _ = writeln!(text, "  {head:<22} - {description}");
     }

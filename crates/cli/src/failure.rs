@@ -65,6 +65,14 @@ impl Failure {
         self
     }
 
+    /// The same with `text` at the end of the message.
+    pub(crate) fn adding(mut self, text: &str) -> Self {
+        if let Some(message) = &mut self.message {
+            message.push_str(text);
+        }
+        self
+    }
+
     /// The same with another exit code.
     pub(crate) fn with_exit(mut self, exit: u8) -> Self {
         self.exit = exit;

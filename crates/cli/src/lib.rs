@@ -45,6 +45,7 @@ mod session;
 mod snapshot_name;
 mod stop_signals;
 mod store_target;
+mod suggestion;
 mod temporary_directory;
 mod temporary_overlay;
 mod tls_servers;

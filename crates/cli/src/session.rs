@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::output::stderr;
 use crate::serve::log_lines;
+use crate::suggestion::meant;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
@@ -141,7 +142,34 @@ impl Session {
                 }
                 Ok(image)
             })
-            .map_err(|error| image_failure(spec, &self.context, &error))
+            .map_err(|error| {
+                image_failure(spec, &self.context, &error).adding(&self.snapshot_meant(spec, &error))
+            })
+    }
+
+    /// The snapshot that was probably meant, where there is none of the name.
+    fn snapshot_meant(&self, spec: &ImageSpec, error: &zebu::Error) -> String {
+        let Some(name) = spec.options.snapshot.as_deref().filter(|_| !self.context.dialect.is_qemu()) else {
+            return String::new();
+        };
+        if !error.message().starts_with("there is no snapshot") {
+            return String::new();
+        }
+        let mut looking = spec
+            .options
+            .clone()
+            .sharing(Sharing::Unlocked)
+            .chain(Chain::TopOnly)
+            .purpose(Purpose::Inspect);
+        looking.snapshot = None;
+        let found = self.worker.block_on(async {
+            let image = Image::open(&self.worker, &spec.path, &looking).await.ok()?;
+            let snapshots = image.snapshots();
+            let _ = image.close(&self.worker).await;
+            Some(snapshots)
+        });
+        let found = found.unwrap_or_default();
+        meant(name, "snapshots", found.iter().map(|snapshot| snapshot.name.as_str()))
     }
 
     /// Takes a file that looks like no image for raw where nobody named the format, and warns, as QEMU's programs do. Not

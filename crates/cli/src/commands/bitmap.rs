@@ -3,11 +3,12 @@
 use crate::arguments::{EngineArgs, ImageArgs};
 use crate::failure::Failure;
 use crate::session::Session;
+use crate::suggestion::meant;
 use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
-use zebu::{Access, BitmapRecording, CacheMode, Chain, Image, NewBitmap};
+use zebu::{Access, BitmapRecording, CacheMode, Chain, ErrorKind, Image, NewBitmap};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, ImageSpec};
 
@@ -218,7 +219,15 @@ fn act(
         }
     };
     result.map_err(|error| {
-        Failure::during(&format!("Operation {} on bitmap {name} failed", action.name()), &error)
+        let failure = Failure::during(&format!("Operation {} on bitmap {name} failed", action.name()), &error);
+        if session.dialect().is_qemu() || error.kind() != ErrorKind::NotFound || source.is_some() {
+            return failure;
+        }
+        let unknown = match action {
+            Action::Merge(other) if error.message().contains(&format!("'{other}'")) => other,
+            _ => name,
+        };
+        failure.adding(&meant(unknown, "bitmaps", image.bitmaps().iter().map(|bitmap| bitmap.name.as_str())))
     })
 }
 

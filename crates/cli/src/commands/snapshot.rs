@@ -4,9 +4,10 @@ use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use crate::failure::Failure;
 use crate::output::{info_human, info_json, json, stderr, stdout};
 use crate::session::Session;
+use crate::suggestion::meant;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, ErrorKind, NewSnapshot, Purpose, Remedy, SnapshotRef};
+use zebu::{Access, CacheMode, Chain, ErrorKind, Image, NewSnapshot, Purpose, Remedy, SnapshotRef};
 use zebu_disks::{Context, Program, errno_text};
 
 /// Arguments of `zebu snapshot`.
@@ -94,6 +95,14 @@ fn not_deleted(dialect: Program, name: &str, error: &zebu::Error) -> Failure {
     Failure::during(&format!("Could not delete snapshot '{name}'"), error)
 }
 
+/// The snapshot that was probably meant, where there is none of the name.
+fn snapshot_meant(dialect: Program, image: &Image, name: &str, error: &zebu::Error) -> String {
+    if dialect.is_qemu() || error.kind() != ErrorKind::NotFound {
+        return String::new();
+    }
+    meant(name, "snapshots", image.snapshots().iter().map(|snapshot| snapshot.name.as_str()))
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &SnapshotArgs, context: &Context) -> Result<u8, Failure> {
     let action = args.action()?;
@@ -130,10 +139,16 @@ pub(crate) fn run(args: &SnapshotArgs, context: &Context) -> Result<u8, Failure>
         }
         Action::Apply(name) => worker
             .block_on(image.apply_snapshot(worker, &SnapshotRef::IdOrName(name.to_owned())))
-            .map_err(|error| Failure::during(&format!("Could not apply snapshot '{name}'"), &error)),
+            .map_err(|error| {
+                Failure::during(&format!("Could not apply snapshot '{name}'"), &error)
+                    .adding(&snapshot_meant(context.dialect, image, name, &error))
+            }),
         Action::Delete(name) => worker
             .block_on(image.delete_snapshot(worker, &SnapshotRef::Name(name.to_owned())))
-            .map_err(|error| not_deleted(context.dialect, name, &error)),
+            .map_err(|error| {
+                not_deleted(context.dialect, name, &error)
+                    .adding(&snapshot_meant(context.dialect, image, name, &error))
+            }),
     })?;
     Ok(0)
 }

@@ -1,0 +1,50 @@
+//! Names that were probably meant, for messages about unknown ones.
+
+use zebu_disks::printable;
+
+/// Names that a message lists.
+const MOST_LISTED: usize = 8;
+/// Similarity (0 to 1, by Jaro) from which a name may have been meant.
+const SIMILAR: f64 = 0.7;
+
+/// The end of a message about the unknown `name`: the name of `known` that is most like it, else all of them where they are few.
+/// `kind` is the plural of what they name.
+pub(crate) fn meant<'a>(name: &str, kind: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    if let Some(similar) = most_similar(name, &known) {
+        return format!(" (did you mean '{}'?)", printable(similar));
+    }
+    match known.len() {
+        0 => format!(" (there are no {kind})"),
+        1..=MOST_LISTED => {
+            let names: Vec<String> = known.iter().map(|name| format!("'{}'", printable(name))).collect();
+            format!(" (there are {})", names.join(", "))
+        }
+        _ => String::new(),
+    }
+}
+
+/// The name that is most like `name`, if any is like it at all.
+fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    let rated = known.iter().map(|candidate| (strsim::jaro(name, candidate), *candidate));
+    let likely = rated.filter(|(similarity, _)| *similarity > SIMILAR);
+    likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_similar_name_is_suggested() {
+        assert_eq!(meant("befor", "snapshots", ["before", "after"]), " (did you mean 'before'?)");
+        assert_eq!(meant("clster_size", "options", ["cluster_size", "size"]), " (did you mean 'cluster_size'?)");
+    }
+
+    #[test]
+    fn few_names_are_listed_where_none_is_similar() {
+        assert_eq!(meant("x", "snapshots", ["before", "after"]), " (there are 'before', 'after')");
+        assert_eq!(meant("x", "snapshots", []), " (there are no snapshots)");
+        assert_eq!(meant("x", "snapshots", ["before"; 9]), "");
+    }
+}
