@@ -187,7 +187,7 @@ Examples:
 pub(crate) const CTL: &str = "\
 Examples:
   zebu ctl /run/vm1.ctl stats
-  zebu ctl /run/vm1.ctl resize root +10G
-  zebu ctl /run/vm1.ctl snapshot-create root before-update
-  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd root monday.qcow2
-  zebu ctl /run/vm1.ctl bitmap-add root backup";
+  zebu ctl /run/vm1.ctl resize +10G
+  zebu ctl /run/vm1.ctl snapshot-create before-update
+  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
+  zebu ctl /run/vm1.ctl bitmap-add backup";

@@ -216,6 +216,46 @@ fn messages_are_lines_without_codes_whatever_names_are_in_them() {
     assert!(!messages.replace('\n', "").contains(char::is_control), "{messages:?}");
 }
 
+/// Documented lines leave the export out.
+#[test]
+fn an_export_may_be_left_out_where_there_is_one() {
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    let ctl = |line: &str| zebu(dir, ["ctl", "ctl.sock"].into_iter().chain(line.split(' ')));
+    for line in [
+        "resize +64M",
+        "resize root +64M",
+        "cache-size 8M",
+        "flush",
+        "snapshot-create before-update",
+        "snapshot-create root second",
+        "snapshot-delete second",
+        "bitmap-add backup",
+        "bitmap-clear root backup",
+        "bitmap-remove backup",
+        "backup-start -w monday.qcow2",
+        "backup-query",
+    ] {
+        ctl(line).ok();
+    }
+    assert_eq!(ctl("snapshot-list").ok().stdout.lines().count(), 1);
+    assert!(ctl("snapshot-create").exits(1).stderr.contains("needs a NAME"));
+    let size = serde_json::from_str::<Value>(&ctl("stats").ok().stdout).unwrap()["exports"][0]["virtual-size"].clone();
+    assert_eq!(size, 192 * MIB);
+    server.stop();
+
+    let scratch = Scratch::new("control");
+    let dir = scratch.path();
+    for image in ["a.qcow2", "b.qcow2"] {
+        zebu(dir, ["create", "-q", image, "1M"]).ok();
+    }
+    let server = Server::start(dir, "--control ctl.sock -f qcow2 a.qcow2 b.qcow2");
+    let refused = zebu(dir, ["ctl", "ctl.sock", "resize", "2M"]).exits(1);
+    assert!(refused.stderr.contains("which export?") && refused.stderr.contains("'b.qcow2'"), "{refused}");
+    zebu(dir, ["ctl", "ctl.sock", "resize", "b.qcow2", "2M"]).ok();
+    server.stop();
+}
+
 #[test]
 fn sockets_are_for_those_who_are_named() {
     let mode = |dir: &Path, name: &str| {

@@ -50,32 +50,34 @@ enum CtlCommand {
         export: Option<String>,
     },
     /// Make a disk larger, while clients use it
+    #[command(allow_missing_positional = true)]
     Resize {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// The new size, or what is added (+SIZE)
         #[arg(value_name = "[+]SIZE", value_parser = growth_argument)]
         size: Growth,
     },
     /// Change the memory of an image's mapping cache, its backing chain included
+    #[command(allow_missing_positional = true)]
     CacheSize {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// The new size
         #[arg(value_name = "SIZE", value_parser = size_argument)]
         size: u64,
     },
     /// Make durable what clients have written
     Flush {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// Take a snapshot of a disk while clients use it: within the image, or as a file that shares its blocks
     SnapshotCreate {
-        /// The export; '' is the first one
-        export: String,
-        /// The name of an internal snapshot
-        #[arg(required_unless_present = "to", conflicts_with = "to")]
+        /// The export; may be left out if there is one
+        export: Option<String>,
+        /// The name of an internal snapshot, if EXPORT is given as well; else a word alone is the name
+        #[arg(conflicts_with = "to")]
         name: Option<String>,
         /// A new file on the same file system, which must be able to share blocks (XFS, btrfs)
         #[arg(long, value_name = "FILE", value_parser = path_argument())]
@@ -83,32 +85,34 @@ enum CtlCommand {
     },
     /// List the internal snapshots of a disk
     SnapshotList {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// How the list is printed
         #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
         output: OutputFormat,
     },
     /// Delete the first internal snapshot of a name
+    #[command(allow_missing_positional = true)]
     SnapshotDelete {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// The name of the snapshot
         name: String,
     },
     /// Copy a disk as it is now into a new image, while clients go on to write
     ///
     /// The file is no image before the backup is complete. Without -w, the command returns when the backup has begun.
+    #[command(allow_missing_positional = true)]
     BackupStart(BackupStartArgs),
     /// Print how far the last backup of a disk is, as JSON
     BackupQuery {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// End the backup of a disk; the target is emptied
     BackupCancel {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// Copy into an image what only its backing images have, while clients use it
     ///
@@ -117,23 +121,24 @@ enum CtlCommand {
     Hydrate(HydrateArgs),
     /// Print how far the last hydration of a disk is, as JSON
     HydrateQuery {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// End the hydration of a disk; what was copied stays
     HydrateCancel {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// Print the persistent dirty bitmaps of an image, as JSON
     Bitmaps {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
     },
     /// Add a bitmap, which records what clients write from now on
+    #[command(allow_missing_positional = true)]
     BitmapAdd {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// Its name
         name: String,
         /// Bytes that a bit stands for, a power of two from 512 [default: the cluster size, but 4k to 64k]
@@ -141,16 +146,18 @@ enum CtlCommand {
         granularity: Option<u64>,
     },
     /// Remove a bitmap
+    #[command(allow_missing_positional = true)]
     BitmapRemove {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// Its name
         name: String,
     },
     /// Clear a bitmap
+    #[command(allow_missing_positional = true)]
     BitmapClear {
-        /// The export; '' is the first one
-        export: String,
+        /// The export; may be left out if there is one
+        export: Option<String>,
         /// Its name
         name: String,
     },
@@ -158,8 +165,8 @@ enum CtlCommand {
 
 #[derive(Debug, Clone, clap::Args)]
 struct BackupStartArgs {
-    /// The export; '' is the first one
-    export: String,
+    /// The export; may be left out if there is one
+    export: Option<String>,
 
     /// The new image, a qcow2 one
     #[arg(value_name = "TARGET", value_parser = path_argument())]
@@ -212,8 +219,8 @@ struct BackupStartArgs {
 
 #[derive(Debug, Clone, clap::Args)]
 struct HydrateArgs {
-    /// The export; '' is the first one
-    export: String,
+    /// The export; may be left out if there is one
+    export: Option<String>,
 
     /// Most bytes a second (0: no limit)
     #[arg(short, long, visible_alias = "rate-limit", value_name = "RATE", value_parser = rate_argument)]
@@ -261,6 +268,20 @@ impl Server {
         }
     }
 
+    /// The export that is meant: the only one, where none was named.
+    fn export(&mut self, named: Option<String>) -> Result<String, Failure> {
+        if let Some(name) = named {
+            return Ok(name);
+        }
+        let stats = self.ask(Command::Stats { export: None })?;
+        let exports = stats["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let names: Vec<&str> = exports.iter().filter_map(|export| export["name"].as_str()).collect();
+        match names[..] {
+            [name] => Ok(name.to_owned()),
+            _ => Err(Failure::usage(format!("which export? {}", exports_told(&names)))),
+        }
+    }
+
     fn ask(&mut self, command: Command) -> Result<Value, Failure> {
         self.ask_with(command, None)
     }
@@ -295,6 +316,21 @@ impl Server {
     }
 }
 
+/// Exports that are told of where one has to be named.
+const MOST_NAMES: usize = 8;
+
+/// The names of a server's exports, in a message.
+fn exports_told(names: &[&str]) -> String {
+    let told: Vec<String> = names.iter().take(MOST_NAMES).map(|name| format!("'{name}'")).collect();
+    match names.len() {
+        0 => "the server has none".to_owned(),
+        count => {
+            let more = if count > MOST_NAMES { ", and more" } else { "" };
+            format!("There are {}{more}", told.join(", "))
+        }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
     let mut server = Server::connect(args, context)?;
@@ -302,6 +338,7 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::Version => (Command::Version, true),
         CtlCommand::Stats { export } => (Command::Stats { export }, true),
         CtlCommand::Resize { export, size } => {
+            let export = server.export(export)?;
             drop(server.ask(match size {
                 Growth::To(size) => Command::Resize { export, size },
                 Growth::By(by) => Command::Grow { export, by },
@@ -309,15 +346,19 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
             stdout::print("Image resized.\n")?;
             return Ok(0);
         }
-        CtlCommand::CacheSize { export, size } => (Command::CacheSize { export, size }, false),
-        CtlCommand::Flush { export } => (Command::Flush { export }, false),
+        CtlCommand::CacheSize { export, size } => (Command::CacheSize { export: server.export(export)?, size }, false),
+        CtlCommand::Flush { export } => (Command::Flush { export: server.export(export)? }, false),
         CtlCommand::SnapshotCreate { export, to: Some(to), .. } => {
+            let export = server.export(export)?;
             return snapshot_to(&mut server, export, &to).map(|()| 0);
         }
-        CtlCommand::SnapshotCreate { export, name, to } => {
-            (Command::SnapshotCreate { export, name, to }, false)
+        CtlCommand::SnapshotCreate { export, name, .. } => {
+            let (export, name) = if name.is_some() { (export, name) } else { (None, export) };
+            let name = name.ok_or_else(|| Failure::usage("a snapshot needs a NAME, or a file (--to FILE)"))?;
+            (Command::SnapshotCreate { export: server.export(export)?, name: Some(name), to: None }, false)
         }
         CtlCommand::SnapshotList { export, output } => {
+            let export = server.export(export)?;
             let list = server.ask(Command::SnapshotList { export })?;
             stdout::print(&match output {
                 OutputFormat::Json => json::to_text(server.context.dialect, &list["snapshots"])?,
@@ -325,19 +366,19 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
             })?;
             return Ok(0);
         }
-        CtlCommand::SnapshotDelete { export, name } => (Command::SnapshotDelete { export, name }, false),
+        CtlCommand::SnapshotDelete { export, name } => (Command::SnapshotDelete { export: server.export(export)?, name }, false),
         CtlCommand::BackupStart(start) => return backup(&mut server, &start),
-        CtlCommand::BackupQuery { export } => (Command::BackupQuery { export, backup: None }, true),
-        CtlCommand::BackupCancel { export } => (Command::BackupCancel { export, backup: None }, false),
+        CtlCommand::BackupQuery { export } => (Command::BackupQuery { export: server.export(export)?, backup: None }, true),
+        CtlCommand::BackupCancel { export } => (Command::BackupCancel { export: server.export(export)?, backup: None }, false),
         CtlCommand::Hydrate(start) => return hydrate(&mut server, &start),
-        CtlCommand::HydrateQuery { export } => (Command::HydrateQuery { export }, true),
-        CtlCommand::HydrateCancel { export } => (Command::HydrateCancel { export }, false),
-        CtlCommand::Bitmaps { export } => (Command::Bitmaps { export }, true),
+        CtlCommand::HydrateQuery { export } => (Command::HydrateQuery { export: server.export(export)? }, true),
+        CtlCommand::HydrateCancel { export } => (Command::HydrateCancel { export: server.export(export)? }, false),
+        CtlCommand::Bitmaps { export } => (Command::Bitmaps { export: server.export(export)? }, true),
         CtlCommand::BitmapAdd { export, name, granularity } => {
-            (Command::BitmapAdd { export, name, granularity }, false)
+            (Command::BitmapAdd { export: server.export(export)?, name, granularity }, false)
         }
-        CtlCommand::BitmapRemove { export, name } => (Command::BitmapRemove { export, name }, false),
-        CtlCommand::BitmapClear { export, name } => (Command::BitmapClear { export, name }, false),
+        CtlCommand::BitmapRemove { export, name } => (Command::BitmapRemove { export: server.export(export)?, name }, false),
+        CtlCommand::BitmapClear { export, name } => (Command::BitmapClear { export: server.export(export)?, name }, false),
     };
     let answer = server.ask(command)?;
     if is_told {
@@ -360,7 +401,8 @@ fn snapshot_to(server: &mut Server, export: String, to: &Path) -> Result<(), Fai
 /// Begins a hydration, and waits for it if that is asked for.
 fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
     let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
-    let export = || args.export.clone();
+    let name = server.export(args.export.clone())?;
+    let export = || name.clone();
     drop(server.ask(Command::Hydrate(HydrateStart {
         export: export(),
         rate_limit: args.rate.and_then(|rate| rate.0),
@@ -371,7 +413,7 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
     }
     let query = || Command::HydrateQuery { export: export() };
     let cancel = || Command::HydrateCancel { export: export() };
-    follow(server, &mut watch, query, cancel, &format!("the hydration of '{}'", args.export))?
+    follow(server, &mut watch, query, cancel, &format!("the hydration of '{name}'"))?
 }
 
 /// Waits until work of the server is over. The outer error: it could not be asked.
@@ -423,11 +465,16 @@ struct Previous {
 }
 
 /// Finds the previous backup, which must be an image of a disk that is not larger.
-fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -> Result<Previous, Failure> {
+fn find_previous(
+    server: &mut Server,
+    export: &str,
+    args: &BackupStartArgs,
+    previous: &Path,
+) -> Result<Previous, Failure> {
     let session = Session::start(&server.context, &EngineArgs { aio: None, verbose: false }, None)?;
     let image = backing::opened_chain(&session, previous, Format::Qcow2, &args.allow_refs)?;
     let size = image.virtual_size();
-    let export = server.ask(Command::Stats { export: Some(args.export.clone()) })?;
+    let export = server.ask(Command::Stats { export: Some(export.to_owned()) })?;
     let now = export["virtual-size"].as_u64().unwrap_or_default();
     if size > now {
         let previous = previous.display();
@@ -442,7 +489,8 @@ fn find_previous(server: &mut Server, args: &BackupStartArgs, previous: &Path) -
 /// Begins a backup into a file that is made here: the server itself may not be able to open any.
 fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let target = args.target.display();
-    let previous = args.previous.as_deref().map(|previous| find_previous(server, args, previous));
+    let name = server.export(args.export.clone())?;
+    let previous = args.previous.as_deref().map(|previous| find_previous(server, &name, args, previous));
     let previous = previous.transpose()?;
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&args.target);
     let file = file.map_err(|error| {
@@ -463,7 +511,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
     let path = std::path::absolute(&args.target).unwrap_or_else(|_| args.target.clone());
     let start = Command::BackupStart(BackupStart {
-        export: args.export.clone(),
+        export: name.clone(),
         target: path,
         compression: args.compression_type,
         cluster_size: args.cluster_size,
@@ -490,7 +538,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     }
     // Others may begin backups of the same disk once this one is over.
     let number = begun["backup"].as_u64();
-    let export = || args.export.clone();
+    let export = || name.clone();
     let query = || Command::BackupQuery { export: export(), backup: number };
     let cancel = || Command::BackupCancel { export: export(), backup: number };
     follow(server, &mut watch, query, cancel, &format!("the backup to '{target}'"))?.map_err(remove)
