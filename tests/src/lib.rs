@@ -46,6 +46,7 @@ pub mod stream;
 #[cfg(target_arch = "x86_64")]
 pub mod taken_over;
 pub mod tenth;
+pub mod terminal;
 pub mod thread_stress;
 pub mod usage;
 pub mod vhost_guest;

@@ -2,7 +2,8 @@
 
 use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
-    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, verify,
+    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, top,
+    verify,
 };
 use crate::deferred::Deferred;
 use crate::examples;
@@ -124,6 +125,9 @@ enum Command {
     #[command(after_help = examples::CTL)]
     Ctl(Deferred<ctl::CtlArgs>),
     /// Make an image a block device of this machine, by a server in the background
+    /// Show what the exports of running servers do, through the sockets of their --control
+    #[command(after_help = examples::TOP)]
+    Top(Deferred<top::TopArgs>),
     ///
     /// Prints the device. `zebu detach` ends it; `zebu serve` has more options, and other doors.
     #[command(after_help = examples::ATTACH)]
@@ -201,6 +205,7 @@ impl Command {
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
             Command::Attach(_) => "attach",
+            Command::Top(_) => "top",
             Command::Mount(_) => "mount",
             Command::Devices(_) => "devices",
             Command::Detach(_) => "detach",
@@ -240,6 +245,7 @@ impl Command {
             Command::Serve(args) => serve::run(args, context),
             Command::Ctl(args) => ctl::run(args, context),
             Command::Attach(args) => attach::run(args),
+            Command::Top(args) => top::run(args, context),
             Command::Mount(args) => mount::run(args, context),
             Command::Devices(args) => devices::list(args, context),
             Command::Detach(args) => devices::detach(args),

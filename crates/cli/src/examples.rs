@@ -184,6 +184,14 @@ Examples:
   zebu install-names /opt/zebu/bin
   PATH=/opt/zebu/bin:$PATH qemu-img info disk.qcow2";
 
+pub(crate) const TOP: &str = "\
+Examples:
+  zebu top /run/vm1.ctl
+  zebu top --delay 5 /run/*.ctl
+  zebu top --once --output json /run/vm1.ctl
+
+Keys: q quits, s sorts by the next column, arrows and Page keys scroll.";
+
 pub(crate) const CTL: &str = "\
 Examples:
   zebu ctl /run/vm1.ctl stats

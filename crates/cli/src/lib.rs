@@ -49,6 +49,7 @@ mod suggestion;
 mod temporary_directory;
 mod temporary_overlay;
 mod tls_servers;
+mod top;
 mod topics;
 mod unreadable;
 mod values;

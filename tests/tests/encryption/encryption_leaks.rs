@@ -6,9 +6,8 @@ use sha2::Digest;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use zebu_tests::patience::wait_until;
@@ -18,6 +17,7 @@ use zebu_tests::random::Random;
 use zebu_tests::recorder::{Recorder, can_record};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
+use zebu_tests::terminal::{start_at, terminal};
 
 const MIB: usize = 1 << 20;
 /// Bytes of a block of the cipher.
@@ -158,22 +158,6 @@ fn no_write_of_any_command_holds_plain_text() {
     }
 }
 
-/// A terminal from both sides. Programs that other tests start meanwhile have neither open.
-fn terminal() -> (File, OwnedFd) {
-    let mut options = File::options();
-    options.read(true).write(true).custom_flags(libc::O_NOCTTY);
-    let ours = options.open("/dev/ptmx").expect("a terminal");
-    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: it is open, and nothing is written to memory.
-    let theirs = unsafe {
-        assert_eq!(libc::unlockpt(ours.as_raw_fd()), 0, "{}", std::io::Error::last_os_error());
-        libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER, flags)
-    };
-    assert!(theirs >= 0, "no terminal: {}", std::io::Error::last_os_error());
-    // SAFETY: it was just opened, for nobody else.
-    (ours, unsafe { OwnedFd::from_raw_fd(theirs) })
-}
-
 /// Runs zebu at a terminal, types `typed` when it asks, and returns what the terminal showed and how it ended.
 fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
     at_a_terminal_then(dir, words, |terminal, _| terminal.write_all(typed.as_bytes()).unwrap())
@@ -183,19 +167,8 @@ fn at_a_terminal(dir: &Path, words: &[&str], typed: &str) -> (String, i32) {
 fn at_a_terminal_then(dir: &Path, words: &[&str], answer: impl Fn(&mut File, u32)) -> (String, i32) {
     let (mut ours, theirs) = terminal();
     let mut command = Command::new(zebu_program());
-    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
-    command.args(words).current_dir(dir).stdin(end(&theirs)).stdout(end(&theirs)).stderr(end(&theirs));
-    let number = theirs.as_raw_fd();
-    let lead = move || {
-        // SAFETY: system calls that a process may make between fork and exec; `number` is open there.
-        let leads = unsafe { libc::setsid() >= 0 && libc::ioctl(number, libc::TIOCSCTTY, 0) == 0 };
-        if leads { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-    };
-    // SAFETY: `lead` makes system calls only.
-    unsafe { command.pre_exec(lead) };
-    let mut child = command.spawn().unwrap();
-    // The terminal is at its end when nobody else has it open.
-    drop((command, theirs));
+    command.args(words).current_dir(dir);
+    let mut child = start_at(theirs, command);
     let mut shown = Vec::new();
     let mut has_typed = false;
     let mut piece = [0; 4096];

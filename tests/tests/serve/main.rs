@@ -17,5 +17,6 @@ mod service_manager;
 mod stalls;
 mod swapped_names;
 mod threads;
+mod top;
 mod ublk;
 mod vhost_user;

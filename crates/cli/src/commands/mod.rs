@@ -26,4 +26,5 @@ pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
+pub(crate) mod top;
 pub(crate) mod verify;
