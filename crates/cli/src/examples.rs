@@ -198,4 +198,5 @@ Examples:
   zebu ctl /run/vm1.ctl resize +10G
   zebu ctl /run/vm1.ctl snapshot-create before-update
   zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
+  zebu ctl /run/vm1.ctl fork root --to vm1-monday.qcow2 --also data=vm1-data-monday.qcow2
   zebu ctl /run/vm1.ctl bitmap-add backup";

@@ -1,5 +1,6 @@
 //! The end of an open image: nothing of it is under way when its locks go.
 
+use crate::forked::end_with;
 use crate::node::Driver;
 use crate::{Error, ErrorKind, Image, Result, raw};
 use zebu_storage::Worker;
@@ -19,7 +20,7 @@ impl Image {
     /// that, nothing more is changed, and the locks stay until the last handle is dropped. So they do after a request vanished while
     /// it wrote, because a storage panicked.
     pub async fn close(&self, worker: &Worker) -> Result<()> {
-        let (me, on) = (self.clone(), worker.uncounted());
+        let (me, on) = (self.current(), worker.uncounted());
         worker.spawn(async move { me.close_by(&on).await }).await
     }
 
@@ -50,6 +51,7 @@ impl Image {
             qcow2.running_commit().await;
         }
         own.idle().await;
+        end_with(&self.0, &result);
         if self.0.has_abandoned_changes() && !sabotage::is(Fault::UnlockBesideAbandoned) {
             // They may land after somebody else has the image. Each holds its file open.
             return result;

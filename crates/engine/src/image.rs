@@ -216,6 +216,7 @@ impl Image {
                 qcow2.snapshots().entries(),
                 qcow2.bitmaps().info(),
                 qcow2.backup_mark(),
+                &qcow2.seal(),
             ));
         }
         Ok(info)
@@ -347,10 +348,11 @@ impl Image {
         bufs: IoBufs,
         cut_off: CutOff,
     ) -> (Result<()>, IoBufs) {
-        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+        let node = self.current().0;
+        if let Err(error) = check_range(&node, offset, bufs.len() as u64) {
             return (Err(error), bufs);
         }
-        let (node, on) = (self.0.clone(), worker.uncounted());
+        let on = worker.uncounted();
         worker
             .spawn(async move {
                 let _inside = match &node.driver {
@@ -379,6 +381,9 @@ impl Image {
         self.check_writable_format()?;
         let inside = self.0.changes.enter(worker.drive()).await;
         self.0.check_open()?;
+        if self.moved_to().is_some() {
+            return Err(self.0.went_on());
+        }
         // Again: the disk may have become shorter meanwhile.
         self.check_range(offset, len)?;
         self.before_change(worker, offset, len).await?;
@@ -441,15 +446,18 @@ impl Image {
         bufs: IoBufs,
         durability: Durability,
     ) -> (Result<()>, IoBufs) {
-        if let Err(error) = self.check_range(offset, bufs.len() as u64) {
+        let (me, on) = (self.current(), worker.uncounted());
+        if let Err(error) = me.check_range(offset, bufs.len() as u64) {
             return (Err(error), bufs);
         }
-        let (me, on) = (self.clone(), worker.uncounted());
         worker
             .spawn(async move {
-                let inside = match me.begin_change(&on, offset, bufs.len() as u64).await {
-                    Ok(inside) => inside,
-                    Err(error) => return (Err(error), bufs),
+                let inside = match (me.begin_change(&on, offset, bufs.len() as u64).await, me.moved_to()) {
+                    (Ok(inside), _) => inside,
+                    (Err(_), Some(next)) => {
+                        return Box::pin(next.write_as(&on, clusters, offset, bufs, durability)).await;
+                    }
+                    (Err(error), None) => return (Err(error), bufs),
                 };
                 let (result, bufs) = match (&me.0.driver, clusters) {
                     (Driver::Qcow2(qcow2), Clusters::Plain) => qcow2.write(&me.0, &on, offset, bufs).await,
@@ -481,11 +489,15 @@ impl Image {
     /// # Errors
     /// A part may read as zero then.
     pub async fn write_zeroes(&self, worker: &Worker, offset: u64, len: u64, mode: ZeroMode) -> Result<()> {
-        self.check_range(offset, len)?;
-        let (me, on) = (self.clone(), worker.uncounted());
+        let (me, on) = (self.current(), worker.uncounted());
+        me.check_range(offset, len)?;
         worker
             .spawn(async move {
-                let inside = me.begin_change(&on, offset, len).await?;
+                let inside = match (me.begin_change(&on, offset, len).await, me.moved_to()) {
+                    (Ok(inside), _) => inside,
+                    (Err(_), Some(next)) => return Box::pin(next.write_zeroes(&on, offset, len, mode)).await,
+                    (Err(error), None) => return Err(error),
+                };
                 let result = match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.write_zeroes(&me.0, &on, offset, len, mode).await,
                     Driver::Raw(raw) => raw::write_zeroes(raw, &on, offset, len, mode).await,
@@ -526,6 +538,10 @@ impl Image {
                 }
                 let _inside = me.0.changes.enter(on.drive()).await;
                 me.0.check_open()?;
+                if me.moved_to().is_some() {
+                    // What it has is read through the overlay; the overlay is filled by those who ask it.
+                    return Ok(0);
+                }
                 me.check_range(offset, len)?;
                 qcow2.prepare_write(&on).await?;
                 let result = qcow2.fill_from_backing(&me.0, &on, range).await;
@@ -542,11 +558,15 @@ impl Image {
     /// # Errors
     /// A part may read as zero then.
     pub async fn discard(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
-        self.check_range(offset, len)?;
-        let (me, on) = (self.clone(), worker.uncounted());
+        let (me, on) = (self.current(), worker.uncounted());
+        me.check_range(offset, len)?;
         worker
             .spawn(async move {
-                let inside = me.begin_change(&on, offset, len).await?;
+                let inside = match (me.begin_change(&on, offset, len).await, me.moved_to()) {
+                    (Ok(inside), _) => inside,
+                    (Err(_), Some(next)) => return Box::pin(next.discard(&on, offset, len)).await,
+                    (Err(error), None) => return Err(error),
+                };
                 let result = match &me.0.driver {
                     Driver::Qcow2(qcow2) => qcow2.discard(&me.0, &on, offset, len).await,
                     Driver::Raw(raw) => raw::discard(raw, &on, offset, len).await,
@@ -609,9 +629,10 @@ impl Image {
     pub async fn flush(&self, worker: &Worker) -> Result<()> {
         // The commit is a task of its own.
         let worker = &worker.uncounted();
-        self.tidy(Instant::now());
-        self.0.check_open()?;
-        self.flush_or_closed(worker).await
+        let me = self.current();
+        me.tidy(Instant::now());
+        me.0.check_open()?;
+        me.flush_or_closed(worker).await
     }
 
     /// Flushes what completed before the call. A close that comes first or meanwhile makes it durable as well.
@@ -625,6 +646,8 @@ impl Image {
         };
         match (flushed, self.0.closed()) {
             (Err(_), Some(closed)) => closed.clone(),
+            // A fork has made durable what was written here.
+            (Err(_), None) if self.moved_to().is_some() => Ok(()),
             (flushed, _) => flushed,
         }
     }
@@ -749,7 +772,7 @@ impl Image {
         len: u64,
         cut_off: CutOff,
     ) -> Result<Extent> {
-        let (me, on) = (self.clone(), worker.uncounted());
+        let (me, on) = (self.current(), worker.uncounted());
         worker
             .spawn(async move {
                 let _inside = match &me.0.driver {

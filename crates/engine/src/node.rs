@@ -2,6 +2,7 @@
 
 use crate::before_change::BeforeChange;
 use crate::chain::map::ChainMap;
+use crate::continued::Continued;
 use crate::crypt::protection::Protection;
 use crate::foreign_image::ForeignImage;
 use crate::image_worker::{ImageWorker, MustEnd};
@@ -68,6 +69,8 @@ pub(crate) struct Node {
     pub(crate) closed: OnceLock<Result<()>>,
     /// The hook that requests wait for before they change the image.
     pub(crate) before_change: BeforeChange,
+    /// The image in which the disk goes on after a fork.
+    pub(crate) continued: Continued<Node>,
     /// The view of the chain as a whole, if this is its top.
     pub(crate) view: Option<ChainView>,
     /// A child of fork(2) has none of the threads that work on the image, and writes under its parent's locks.
@@ -235,6 +238,12 @@ impl Node {
 
     fn closed_error(&self) -> Error {
         Error::new(ErrorKind::InvalidArgument, "the image was closed; open it again").on(&self.path)
+    }
+
+    /// The error of a change of an image whose disk goes on in another.
+    pub(crate) fn went_on(&self) -> Error {
+        let message = "the disk goes on in an overlay since a fork: ask for its current image";
+        Error::new(ErrorKind::ReadOnly, message).on(&self.path)
     }
 
     /// Fails in a child of the process that opened the image.

@@ -3,6 +3,7 @@
 use crate::before_change::BeforeChange;
 use crate::chain::map::{ChainMap, DerivedFrom, MERGED_BYTES};
 use crate::check;
+use crate::continued::Continued;
 use crate::error::format_error;
 use crate::foreign::{Foreign, Guess, guess};
 use crate::foreign_image::{ForeignImage, convert_first, parse_from};
@@ -797,6 +798,7 @@ async fn assemble(worker: &Worker, links: Vec<Link>, options: &OpenOptions) -> R
             changes: RequestBarrier::default(),
             closed: OnceLock::new(),
             before_change: BeforeChange::default(),
+            continued: Continued::default(),
             view,
             made_in: ForkMark::here(),
         }));

@@ -33,6 +33,7 @@ pub(crate) enum Role {
     BackingFile,
     DataFile,
     Extent,
+    Overlay,
 }
 
 impl Role {
@@ -41,6 +42,7 @@ impl Role {
             Role::BackingFile => "backing file",
             Role::DataFile => "data file",
             Role::Extent => "extent file",
+            Role::Overlay => "overlay",
         }
     }
 }

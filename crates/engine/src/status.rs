@@ -137,6 +137,8 @@ pub struct Qcow2Info {
     pub backup_id: Option<BackupId>,
     /// The backup that the backing file of that backup was.
     pub backup_stands_on: Option<BackupId>,
+    /// The overlay in which the disk goes on: the image is sealed, and only read.
+    pub sealed_by: Option<PathBuf>,
     /// Bytes of cache that hold the whole mapping.
     pub full_cache_bytes: u64,
     /// Content of the image that zebu can read but not write, or not at all; each in words.

@@ -13,8 +13,13 @@ impl Image {
     /// As of [`Image::flush`].
     pub async fn write_back(&self, worker: &Worker) -> Result<()> {
         let worker = &worker.uncounted();
-        match &self.0.driver {
-            Driver::Qcow2(qcow2) if qcow2.is_writable() => Box::pin(qcow2.write_back(worker)).await,
+        let me = self.current();
+        match &me.0.driver {
+            Driver::Qcow2(qcow2) if qcow2.is_writable() => {
+                let written = Box::pin(qcow2.write_back(worker)).await;
+                // If the disk goes on elsewhere by now, all that was written here is durable.
+                if me.moved_to().is_some() { Ok(()) } else { written }
+            }
             Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => Ok(()),
         }
     }

@@ -160,11 +160,20 @@ impl Export {
         &self.description
     }
 
-    /// The image.
-    pub fn image(&self) -> &Image {
+    /// The image in which the disk is now: after a fork, the overlay.
+    pub fn image(&self) -> Image {
         #[cfg(test)]
         self.count_down();
-        &self.image
+        self.image.current()
+    }
+
+    /// The image in which the disk was before all forks, by which devices of the kernel know it.
+    pub(crate) fn first_image(&self) -> Image {
+        let mut first = self.image.clone();
+        while let Some(base) = first.backing().filter(Image::is_sealed) {
+            first = base;
+        }
+        first
     }
 
     /// Has the use of the image panic that is the `number`th from now on.
@@ -228,7 +237,7 @@ impl Export {
     /// Errors of the image's flush.
     pub async fn flush(&self, worker: &Worker) -> zebu::Result<()> {
         let mark = self.metrics.mark();
-        self.image.flush(worker).await?;
+        self.image().flush(worker).await?;
         self.metrics.is_durable(mark);
         Ok(())
     }

@@ -21,6 +21,9 @@ pub(crate) const BACKUP_MARK: u32 = 0x5a42_4944;
 /// "ZBBB"
 pub(crate) const BITMAP_BASES: u32 = 0x5a42_4242;
 
+/// "ZBSL"
+pub(crate) const SEAL: u32 = 0x5a42_534c;
+
 /// Bytes of an extension's type and length.
 pub(crate) const PREAMBLE: usize = 8;
 
@@ -46,6 +49,8 @@ pub enum Extension {
     /// The backups that the bitmaps go on from, by zebu: the data without its seal, so that a header that is written anew
     /// says nothing of them.
     BitmapBases(Vec<u8>),
+    /// The seal of an image whose disk goes on in an overlay, by zebu: its data ([`crate::seal`]).
+    Seal(Vec<u8>),
     /// An extension that is not known.
     Unknown {
         /// Its type.
@@ -73,6 +78,7 @@ impl Extension {
             Self::DataFileName(_) => DATA_FILE_NAME,
             Self::BackupMark(_) => BACKUP_MARK,
             Self::BitmapBases(_) => BITMAP_BASES,
+            Self::Seal(_) => SEAL,
             Self::Unknown { kind, .. } => *kind,
         }
     }
@@ -87,7 +93,8 @@ impl Extension {
             Self::Bitmaps(_) | Self::StaleBitmaps(_) => 4,
             Self::BackupMark(_) => 5,
             Self::BitmapBases(_) => 6,
-            Self::Unknown { .. } => 7,
+            Self::Seal(_) => 7,
+            Self::Unknown { .. } => 8,
         }
     }
 
@@ -115,6 +122,7 @@ impl Extension {
             BITMAPS => Self::Bitmaps(BitmapsExtension::parse(&data, context.geometry)?),
             DATA_FILE_NAME => Self::DataFileName(data),
             BITMAP_BASES if data.len() == BitmapBases::SIZE => Self::BitmapBases(data),
+            SEAL => Self::Seal(data),
             BACKUP_MARK => match BackupMark::parse(&data) {
                 Some(mark) => Self::BackupMark(mark),
                 None => Self::Unknown { kind, data },
@@ -131,6 +139,7 @@ impl Extension {
             | Self::StaleBitmaps(data)
             | Self::DataFileName(data)
             | Self::BitmapBases(data)
+            | Self::Seal(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data.len(),
             Self::BackupMark(_) => BackupMark::SIZE,
@@ -148,6 +157,7 @@ impl Extension {
             | Self::StaleBitmaps(data)
             | Self::DataFileName(data)
             | Self::BitmapBases(data)
+            | Self::Seal(data)
             | Self::FeatureTable(FeatureTable(data))
             | Self::Unknown { data, .. } => data,
             Self::BackupMark(mark) => {

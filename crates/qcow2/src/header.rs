@@ -8,6 +8,7 @@ use crate::geometry::{DataLocation, Geometry, L2Format};
 use crate::limits;
 use crate::luks::LuksPointer;
 use crate::offsets::HostOffset;
+use crate::seal::SealState;
 use crate::version::Version;
 
 /// The magic number at the start of the image: "QFI" and 0xfb.
@@ -342,6 +343,15 @@ impl Header {
     /// Name of the backing file, or `None`.
     pub fn backing_file(&self) -> Option<&[u8]> {
         (!self.backing_name.is_empty()).then_some(self.backing_name.as_slice())
+    }
+
+    /// Whether the image may only be read, since its disk goes on in an overlay. Of several seals, one is enough.
+    pub fn seal(&self) -> SealState {
+        let seals = self.extensions.iter().filter_map(|extension| match extension {
+            Extension::Seal(data) => Some(SealState::parse(data)),
+            _ => None,
+        });
+        seals.filter(SealState::is_sealed).last().unwrap_or(SealState::Open)
     }
 
     /// Removes the mark of the backup that the image was.

@@ -1,4 +1,4 @@
-//! Changing the extensions about bitmaps and backups of a header in place, step by step.
+//! Changing the extensions about bitmaps, backups and seals of a header in place, step by step.
 //!
 //! A disk may write a block torn: any of its sectors of 512 bytes may hold the new bytes while others hold the old
 //! ones. So a change is a list of whole blocks, each to be written and durable before the next is written. Whichever
@@ -8,10 +8,11 @@
 use crate::backup_id::{BackupMark, BitmapBases, Seal};
 use crate::bytes::{self, ZeroExtended};
 use crate::error::{FormatError, Version3Field};
-use crate::extension::{BACKUP_MARK, BITMAP_BASES, BITMAPS, BitmapsExtension, PREAMBLE, Walk};
+use crate::extension::{BACKUP_MARK, BITMAP_BASES, BITMAPS, BitmapsExtension, PREAMBLE, SEAL, Walk};
 use crate::features::Autoclear;
 use crate::header::Header;
 use crate::limits;
+use crate::seal::{ForkSeal, SealState};
 use crate::version::Version;
 
 /// Offset of the autoclear bits.
@@ -77,6 +78,47 @@ pub fn set_bitmap_bases(
 pub fn set_backup_mark(block: &[u8], new: Option<BackupMark>) -> Result<Vec<Vec<u8>>, FormatError> {
     let data = new.map(|mark| mark.encode());
     set_own(block, BACKUP_MARK, BackupMark::SIZE, data.as_ref().map(|data| (&data[..], &[][..])))
+}
+
+/// The blocks to write one after the other so that the header seals the image, or so that it may be written again. A step
+/// that is torn leaves the image as it was, or as it is to be.
+///
+/// # Errors
+/// As of [`set_bitmaps`]; [`FormatError::HeaderDoesNotFit`] also where the header holds a seal that is not as zebu writes it.
+pub fn set_seal(block: &[u8], new: Option<&ForkSeal>) -> Result<Vec<Vec<u8>>, FormatError> {
+    let area = Area::find(block, SEAL)?;
+    let is_ours = matches!(area.found.as_slice(), [] | [(_, ForkSeal::SIZE)]);
+    if !is_ours {
+        let needed = block.len().saturating_add(ForkSeal::SIZE) as u64;
+        return Err(FormatError::HeaderDoesNotFit { needed, cluster_size: block.len() as u64 });
+    }
+    let mut edit = Edit::of(block);
+    match (new, area.found.first()) {
+        (Some(seal), None) => edit.insert(&area, SEAL, &seal.encode(), &[])?,
+        (Some(seal), Some((at, _))) => {
+            let (data, at) = (seal.encode(), at.saturating_add(PREAMBLE));
+            let (layout, rest) = data.split_at(1);
+            // The byte that says that it is whole comes last.
+            edit.put(at, &[0]);
+            edit.put(at.saturating_add(1), rest);
+            edit.put(at, layout);
+        }
+        (None, Some((at, _))) => {
+            edit.put(at.saturating_add(PREAMBLE), &[0]);
+            edit.remove(&area, *at, PREAMBLE.saturating_add(ForkSeal::SIZE));
+        }
+        (None, None) => {}
+    }
+    Ok(edit.steps)
+}
+
+/// Whether the image may only be read, as the header in `block` says.
+pub fn seal(block: &[u8]) -> SealState {
+    let Ok(area) = Area::find(block, SEAL) else { return SealState::Open };
+    let states = area.found.iter().map(|(at, len)| {
+        SealState::parse(&ZeroExtended(block).vec(at.saturating_add(PREAMBLE), *len))
+    });
+    states.filter(SealState::is_sealed).last().unwrap_or(SealState::Open)
 }
 
 /// The same for an extension that only zebu knows. Where it is not as zebu writes it, nobody believes it, and it stays.
@@ -377,7 +419,7 @@ mod tests {
         let old = parse(before);
         let others = |header: &Header| {
             let (mut extensions, name, autoclear, size) = rest(header);
-            extensions.retain(|e| ![BACKUP_MARK, BITMAP_BASES].contains(&e.kind()));
+            extensions.retain(|e| ![BACKUP_MARK, BITMAP_BASES, SEAL].contains(&e.kind()));
             (extensions, name, autoclear, size, header.bitmaps())
         };
         let mut block = before.to_vec();
@@ -410,6 +452,39 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_seal_is_there_or_not_whatever_is_torn(
+            cluster_bits in prop_oneof![Just(9u32), Just(11), Just(12), Just(16)],
+            name in proptest::collection::vec(b'a'..=b'z', 0..60),
+            more in proptest::collection::vec((1u32..9, 0usize..50), 0..5),
+            overlay in proptest::collection::vec(b'a'..=b'z', 1..1000),
+            other in proptest::collection::vec(b'a'..=b'z', 1..1000),
+        ) {
+            let before = block(&header(cluster_bits, &name, &more));
+            let seals = [overlay, other].map(|name| ForkSeal::new(&name).unwrap());
+            let is_known = |block: &[u8]| match seal(block) {
+                SealState::Open => true,
+                SealState::Sealed(found) => seals.contains(&found),
+                SealState::Unreadable => false,
+            };
+            let Ok(steps) = set_seal(&before, Some(&seals[0])) else { return Ok(()) };
+            let sealed = apply_own(&before, steps, is_known);
+            prop_assert_eq!(seal(&sealed), SealState::Sealed(seals[0].clone()));
+            prop_assert_eq!(parse(&sealed).seal(), seal(&sealed));
+            let again = apply_own(&sealed, set_seal(&sealed, Some(&seals[1])).unwrap(), is_known);
+            prop_assert_eq!(seal(&again), SealState::Sealed(seals[1].clone()));
+            let open = apply_own(&again, set_seal(&again, None).unwrap(), is_known);
+            prop_assert_eq!(seal(&open), SealState::Open);
+            // Behind another extension it can't be taken out.
+            let mark = BackupMark { id: BackupId([1; 16]), stands_on: None };
+            let Ok(marked) = set_backup_mark(&again, Some(mark)) else { return Ok(()) };
+            let marked = marked.last().unwrap().clone();
+            let left = apply_own(&marked, set_seal(&marked, None).unwrap(), is_known);
+            prop_assert_eq!(seal(&left), SealState::Open);
+            let anew = apply_own(&left, set_seal(&left, Some(&seals[0])).unwrap(), is_known);
+            prop_assert_eq!(seal(&anew), SealState::Sealed(seals[0].clone()));
+        }
+
         #[test]
         fn own_extensions_are_sound_whatever_is_torn(
             cluster_bits in prop_oneof![Just(9u32), Just(12), Just(16)],
@@ -485,6 +560,8 @@ mod tests {
             let _ = set_bitmaps(&bytes, None);
             let mark = BackupMark { id: BackupId([1; 16]), stands_on: None };
             let _ = (set_backup_mark(&bytes, Some(mark)), set_backup_mark(&bytes, None));
+            let seal_of = ForkSeal::new(b"/a").unwrap();
+            let _ = (set_seal(&bytes, Some(&seal_of)), set_seal(&bytes, None), seal(&bytes));
             let bases = BitmapBases::default();
             let _ = (set_bitmap_bases(&bytes, Some(sealed(&bases))), set_bitmap_bases(&bytes, None));
             let _ = (backup_mark(&bytes), bitmap_bases(&bytes));

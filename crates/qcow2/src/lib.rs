@@ -14,6 +14,7 @@
 //! | internal snapshots | [`snapshot`] |
 //! | persistent dirty bitmaps | [`bitmap`] |
 //! | which backup is which | [`backup_id`] |
+//! | whether the disk goes on in an overlay | [`seal`] |
 //! | what a new image looks like | [`layout`] |
 //! | options at open | [`open_options`] |
 //! | limits and errors | [`limits`], [`error`] |
@@ -79,6 +80,7 @@ pub mod offsets;
 pub mod open_options;
 pub mod piped;
 pub mod refcount;
+pub mod seal;
 pub mod snapshot;
 pub mod stream;
 mod table_bounds;
@@ -94,4 +96,5 @@ pub use l1::L1Entry;
 pub use l2::{L2Entry, Mapping};
 pub use offsets::{GuestOffset, HostOffset};
 pub use refcount::RefTableEntry;
+pub use seal::{ForkSeal, SealState};
 pub use version::Version;

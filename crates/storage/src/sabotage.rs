@@ -267,6 +267,16 @@ pub enum Fault {
     LowerNamedSnapshot,
     /// Block devices: a write is answered before its data is on its way.
     AnswerBeforeData,
+    /// Fork: writes under way do not end before it.
+    ForkBesideWrites,
+    /// Fork: the first change goes to the overlay before the image is sealed.
+    SealAfterGate,
+    /// Fork: the seal is not durable before the first change goes to the overlay.
+    SkipBarrierOfSeal,
+    /// Fork: a change that waited for it is made in the sealed image, which others may write as well.
+    WriteSealed,
+    /// Fork: seals stay although another one failed.
+    KeepOtherSeals,
 }
 
 /// A limit of the engine that a test may lower.

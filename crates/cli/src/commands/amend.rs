@@ -11,7 +11,7 @@ use crate::values::{NamedFormat, amended_formats, caches};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{AmendOptions, amend, change_key_slots};
+use zebu::jobs::{AmendOptions, Unsealing, amend, change_key_slots, unseal};
 use zebu::{Access, CacheMode, Chain, ErrorKind, Format, KeySlotGuard, OpenOptions, Purpose};
 use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use zebu_disks::{Context, ImageSpec};
@@ -34,9 +34,13 @@ pub(crate) struct AmendArgs {
     #[arg(short = 't', long, value_name = "CACHE", value_parser = caches(), default_value = "writeback")]
     cache: CacheMode,
 
-    /// Let the last key of an encrypted image go, or overwrite a key that is in use
+    /// Let the last key of an encrypted image go, overwrite a key that is in use, or unseal an image whose overlay is there
     #[arg(long)]
     force: bool,
+
+    /// Let a sealed image be written again, whose disk went on in an overlay (with --force: although that is there)
+    #[arg(long, conflicts_with = "options")]
+    unseal: bool,
 
     /// Changes, as key=value,... (-o help lists the keys)
     #[arg(short, long, value_name = "OPTIONS")]
@@ -157,6 +161,9 @@ pub(crate) fn run(args: &AmendArgs, context: &Context) -> Result<u8, Failure> {
         })?;
         return Ok(0);
     }
+    if args.unseal {
+        return take_seal_away(args, context);
+    }
     if args.options.is_empty() {
         return Err(Failure::usage("Must specify options (-o)"));
     }
@@ -178,6 +185,24 @@ pub(crate) fn run(args: &AmendArgs, context: &Context) -> Result<u8, Failure> {
     let done = worker.block_on(amend(worker, &spec.path, &spec.options, &options));
     watch.finish();
     done.map_err(|error| Failure::during("could not amend", &error))?;
+    Ok(0)
+}
+
+/// Lets a sealed image be written again.
+fn take_seal_away(args: &AmendArgs, context: &Context) -> Result<u8, Failure> {
+    let Some(filename) = &args.filename else {
+        return Err(Failure::usage("Must specify image file name"));
+    };
+    let spec = args.image.resolve(context, filename, args.format.as_ref(), args.cache, Access::ReadWrite)?;
+    let session = Session::start(context, &args.engine, spec.aio)?;
+    let how = if args.force { Unsealing::Force } else { Unsealing::Unused };
+    let worker = session.worker();
+    worker
+        .block_on(unseal(worker, &spec.path, &spec.options, how))
+        .map_err(|error| Failure::during("could not unseal", &error))?;
+    if !args.quiet {
+        stdout::print("Image unsealed.\n")?;
+    }
     Ok(0)
 }
 

@@ -1,11 +1,14 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
+mod fork;
+
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::sector_size::{unusual, warn_of_lost};
+use crate::serve::accept::MOST_DESCRIPTORS;
 use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
 };
@@ -128,6 +131,18 @@ enum CtlCommand {
     HydrateCancel {
         /// The export; may be left out if there is one
         export: Option<String>,
+    },
+    /// Have a disk go on in a new overlay, while clients use it; the image becomes one that is only read
+    ///
+    /// The command returns when the image is durable and sealed. `zebu serve` of a sealed image serves the overlay.
+    Fork(fork::ForkArgs),
+    /// Throw away what a disk holds since its last fork
+    Reset {
+        /// The export; may be left out if there is one
+        export: Option<String>,
+        /// Also while clients use the disk
+        #[arg(long)]
+        force: bool,
     },
     /// Print the persistent dirty bitmaps of an image, as JSON
     Bitmaps {
@@ -257,13 +272,15 @@ struct Server {
     context: Context,
     stream: BufReader<UnixStream>,
     name: String,
+    /// Whether the last request was answered with an error.
+    was_refused: bool,
 }
 
 impl Server {
     fn connect(args: &CtlArgs, context: &Context) -> Result<Self, Failure> {
         let name = args.socket.display().to_string();
         match UnixStream::connect(&args.socket) {
-            Ok(stream) => Ok(Self { context: context.clone(), stream: BufReader::new(stream), name }),
+            Ok(stream) => Ok(Self { context: context.clone(), stream: BufReader::new(stream), name, was_refused: false }),
             Err(error) => Err(Failure::new(format!("could not connect to '{name}': {error}"))),
         }
     }
@@ -283,22 +300,31 @@ impl Server {
     }
 
     fn ask(&mut self, command: Command) -> Result<Value, Failure> {
-        self.ask_with(command, None)
+        self.ask_with(command, &[])
     }
 
-    /// Asks, with a descriptor that comes with the request.
-    fn ask_with(&mut self, command: Command, descriptor: Option<BorrowedFd<'_>>) -> Result<Value, Failure> {
+    /// Whether the server has said that it did not do what it was asked for last.
+    fn has_refused(&self) -> bool {
+        self.was_refused
+    }
+
+    /// Asks, with descriptors that come with the request.
+    fn ask_with(&mut self, command: Command, descriptors: &[BorrowedFd<'_>]) -> Result<Value, Failure> {
+        self.was_refused = false;
         let name = &self.name;
+        if descriptors.len() > MOST_DESCRIPTORS {
+            self.was_refused = true;
+            return Err(Failure::usage(format!("at most {MOST_DESCRIPTORS} disks at one moment")));
+        }
         let fail = |error: std::io::Error| Failure::new(format!("'{name}': {error}"));
         let mut line = serde_json::to_string(&Request { id: None, command })
             .map_err(|error| Failure::new(error.to_string()))?;
         line.push('\n');
         let mut rest = line.as_bytes();
-        if let Some(descriptor) = descriptor {
-            let descriptors = [descriptor];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        if !descriptors.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
             let stream = self.stream.get_ref();
             let sent = sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL)
                 .map_err(|error| fail(error.into()))?;
@@ -310,6 +336,7 @@ impl Server {
         let mut answer: Value = serde_json::from_str(&answer)
             .map_err(|error| Failure::new(format!("'{name}' does not answer as zebu does: {error}")))?;
         if let Some(message) = answer["error"]["message"].as_str() {
+            self.was_refused = true;
             return Err(Failure::new(message));
         }
         Ok(answer["result"].take())
@@ -373,6 +400,10 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::Hydrate(start) => return hydrate(&mut server, &start),
         CtlCommand::HydrateQuery { export } => (Command::HydrateQuery { export: server.export(export)? }, true),
         CtlCommand::HydrateCancel { export } => (Command::HydrateCancel { export: server.export(export)? }, false),
+        CtlCommand::Fork(args) => return fork::fork(&mut server, &args),
+        CtlCommand::Reset { export, force } => {
+            (Command::Reset { export: server.export(export)?, force }, false)
+        }
         CtlCommand::Bitmaps { export } => (Command::Bitmaps { export: server.export(export)? }, true),
         CtlCommand::BitmapAdd { export, name, granularity } => {
             (Command::BitmapAdd { export: server.export(export)?, name, granularity }, false)
@@ -393,7 +424,7 @@ fn snapshot_to(server: &mut Server, export: String, to: &Path) -> Result<(), Fai
     let (new, file) = NewFile::reserve(to).map_err(fail)?;
     let path = std::path::absolute(to).unwrap_or_else(|_| to.to_owned());
     let command = Command::SnapshotCreate { export, name: None, to: Some(path) };
-    server.ask_with(command, Some(file.as_fd()))?;
+    server.ask_with(command, &[file.as_fd()])?;
     drop(file);
     new.publish().map_err(fail)
 }
@@ -523,7 +554,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
         cache: args.cache,
         speed: args.speed,
     });
-    let begun = server.ask_with(start, Some(file.as_fd())).map_err(remove)?;
+    let begun = server.ask_with(start, &[file.as_fd()]).map_err(remove)?;
     drop(file);
     if begun["target-cache"] == "memory" && args.cache.is_none() {
         stderr::tell(

@@ -17,6 +17,7 @@ use crate::serve::{connector, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::Discard;
+use futures_util::lock::Mutex;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
@@ -233,7 +234,7 @@ fn serve(
     let log = args.log(session.dialect());
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
-    for ((Opened { image, access, base }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
+    for ((Opened { image, access, base, .. }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
         let export = Export::new(name, image, *access).with_waits_told(&log).with_bitmaps(bitmaps);
         exports.push(configured(args, export));
         if args.image.network.keeps_reads() {
@@ -288,6 +289,8 @@ fn serve(
         hydrations: Hydrations::default(),
         memory,
         resizing: RefCell::default(),
+        options: names.iter().cloned().zip(opened.iter().map(|one| one.options.clone())).collect(),
+        forking: Mutex::default(),
     };
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);

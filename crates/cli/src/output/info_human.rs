@@ -130,6 +130,9 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info, encryption: Option<
     if let Some(id) = info.backup_stands_on {
         let _ = writeln!(out, "    stands on backup: {id}");
     }
+    if let Some(overlay) = &info.sealed_by {
+        let _ = writeln!(out, "    sealed by: {}", printable(&overlay.to_string_lossy()));
+    }
     let _ = writeln!(out, "    refcount bits: {}", info.refcount_bits);
     if let Some(format) = info.encryption {
         out.push_str("    encrypt:\n");

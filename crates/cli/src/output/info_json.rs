@@ -103,6 +103,8 @@ struct Qcow2Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     backup_stands_on: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    sealed_by: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     encrypt: Option<Encrypt>,
 }
 
@@ -299,6 +301,7 @@ impl Qcow2Data {
             }),
             backup_id: info.backup_id.map(|id| id.to_string()),
             backup_stands_on: info.backup_stands_on.map(|id| id.to_string()),
+            sealed_by: info.sealed_by.as_ref().map(|overlay| overlay.to_string_lossy().into_owned()),
             encrypt: info.encryption.map(|method| Encrypt::new(method, encryption)),
         }
     }

@@ -16,6 +16,8 @@ use zebu_storage::{IoBuf, Socket, Worker};
 
 /// Connections at once. Beyond that, the one that has been waited for longest makes room.
 const MOST: usize = 16;
+/// Descriptors that come with a request at most.
+pub(crate) const MOST_DESCRIPTORS: usize = 64;
 /// How long to wait when there is nothing to accept with.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -133,8 +135,8 @@ pub(crate) struct Reader {
 enum Descriptors {
     /// The kernel drops them.
     Refused,
-    /// The last one is kept until it is taken.
-    Taken(Option<OwnedFd>),
+    /// They are kept until they are taken: the last ones, if there are too many.
+    Taken(Vec<OwnedFd>),
 }
 
 impl Reader {
@@ -143,16 +145,16 @@ impl Reader {
         Self { received: Vec::new(), most, descriptors: Descriptors::Refused }
     }
 
-    /// The same for a Unix socket, over which a descriptor may come with the bytes.
+    /// The same for a Unix socket, over which descriptors may come with the bytes.
     pub(crate) fn with_descriptors(most: usize) -> Self {
-        Self { received: Vec::new(), most, descriptors: Descriptors::Taken(None) }
+        Self { received: Vec::new(), most, descriptors: Descriptors::Taken(Vec::new()) }
     }
 
-    /// The descriptor that came with the bytes up to now, if one did.
-    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+    /// The descriptors that came with the bytes up to now, in their order.
+    pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         match &mut self.descriptors {
-            Descriptors::Refused => None,
-            Descriptors::Taken(descriptor) => descriptor.take(),
+            Descriptors::Refused => Vec::new(),
+            Descriptors::Taken(descriptors) => std::mem::take(descriptors),
         }
     }
 
@@ -193,7 +195,7 @@ impl Reader {
         loop {
             worker.readable(socket).await?;
             let mut bytes = [0; AT_ONCE];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
@@ -203,7 +205,8 @@ impl Reader {
             };
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    *kept = descriptors.last().or(kept.take());
+                    kept.extend(descriptors);
+                    kept.drain(..kept.len().saturating_sub(MOST_DESCRIPTORS));
                 }
             }
             self.received.extend_from_slice(&bytes[..received]);

@@ -83,7 +83,7 @@ impl Backups {
         descriptor: Option<OwnedFd>,
         memory: &MemoryBudget,
     ) -> Result<Value, String> {
-        if self.last(export).is_some_and(|last| !last.is_over()) {
+        if self.is_running(export) {
             return Err(format!("a backup of the export '{}' is under way", export.name()));
         }
         let previous_id = start.previous_id.as_deref().map(str::parse::<BackupId>).transpose();
@@ -107,7 +107,7 @@ impl Backups {
             )
         })?;
         if let Some(descriptor) = &descriptor {
-            check_target(export.image(), &start.target, descriptor)?;
+            check_target(&export.image(), &start.target, descriptor)?;
         }
         let was_made = descriptor.is_none();
         // Once the backup is complete, the name of a file that is made here has to last as its content does.
@@ -203,6 +203,11 @@ impl Backups {
         let running = self.find(export, number)?;
         end(worker, &running).await;
         Ok(describe(&running))
+    }
+
+    /// Whether one of an export is under way.
+    pub(crate) fn is_running(&self, export: &Export) -> bool {
+        self.last(export).is_some_and(|last| !last.is_over())
     }
 
     /// Ends all.

@@ -3,6 +3,7 @@
 use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
 use super::control_request::{Command, Request, VERSION};
+use super::forks;
 use super::hydrations::Hydrations;
 use crate::output::info_json;
 use futures_util::lock::Mutex;
@@ -16,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use zebu::storage::{File, FileKind, LockMode, OpenFlags};
-use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
+use zebu::{Access, Image, NewBitmap, NewSnapshot, OpenOptions, Preallocation, Shrink, SnapshotRef};
 use zebu_disks::Disks;
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports, MemoryBudget};
@@ -37,6 +38,10 @@ pub(crate) struct Controlled {
     pub(crate) memory: MemoryBudget,
     /// Held by who changes the size of a disk, by the name of its export.
     pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
+    /// Options that images were opened with, by the name of the export.
+    pub(crate) options: HashMap<String, OpenOptions>,
+    /// Held by who forks or resets a disk.
+    pub(crate) forking: Mutex<()>,
 }
 
 /// Answers requests until the other side leaves.
@@ -62,9 +67,9 @@ async fn answer_all(
             // It has said nothing, and its time goes on.
             continue;
         }
-        let descriptor = reader.take_descriptor();
+        let descriptors = reader.take_descriptors();
         slot.works();
-        let mut answer = answer(worker, controlled, &line, descriptor).await.to_string();
+        let mut answer = answer(worker, controlled, &line, descriptors).await.to_string();
         answer.push('\n');
         slot.waits();
         within(worker, PATIENCE, send(worker, socket, answer.as_bytes())).await?;
@@ -72,9 +77,9 @@ async fn answer_all(
     Ok(())
 }
 
-async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descriptor: Option<OwnedFd>) -> Value {
+async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descriptors: Vec<OwnedFd>) -> Value {
     let (id, result) = match Request::parse(line) {
-        Ok(request) => (request.id, execute(worker, controlled, request.command, descriptor).await),
+        Ok(request) => (request.id, execute(worker, controlled, request.command, descriptors).await),
         Err(refusal) => (refusal.id, Err(refusal.message)),
     };
     let mut answer = match result {
@@ -89,10 +94,11 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    Controlled { disks, exports, backups, hydrations, memory, resizing }: &Controlled,
+    controlled: &Controlled,
     command: Command,
-    descriptor: Option<OwnedFd>,
+    mut descriptors: Vec<OwnedFd>,
 ) -> Result<Value, String> {
+    let Controlled { disks, exports, backups, hydrations, memory, resizing, .. } = controlled;
     match command {
         Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
@@ -133,9 +139,10 @@ async fn execute(
             Ok(json!({}))
         }
         Command::SnapshotCreate { export, name: None, to: Some(to) } => {
-            let descriptor = descriptor
+            let descriptor = descriptors
+                .pop()
                 .ok_or("a snapshot in a file needs the descriptor of a new file with the request, as `zebu ctl` sends it")?;
-            file_snapshot(worker, find(exports, &export)?.image(), descriptor, &to).await
+            file_snapshot(worker, &find(exports, &export)?.image(), descriptor, &to).await
         }
         Command::SnapshotCreate { name, to, .. } if name.is_some() == to.is_some() => {
             Err("a snapshot has either a name or a file that it goes to".into())
@@ -160,7 +167,7 @@ async fn execute(
             Ok(json!({}))
         }
         Command::BackupStart(start) => {
-            backups.start(worker, find(exports, &start.export)?, &start, descriptor, memory).await
+            backups.start(worker, find(exports, &start.export)?, &start, descriptors.pop(), memory).await
         }
         Command::BackupQuery { export, backup } => backups.query(find(exports, &export)?, backup),
         Command::BackupCancel { export, backup } => {
@@ -169,7 +176,9 @@ async fn execute(
         Command::Hydrate(start) => hydrations.start(worker, find(exports, &start.export)?, &start),
         Command::HydrateQuery { export } => hydrations.query(find(exports, &export)?),
         Command::HydrateCancel { export } => hydrations.cancel(worker, find(exports, &export)?).await,
-        Command::Bitmaps { export } => bitmaps(worker, find(exports, &export)?.image()).await,
+        Command::Fork(start) => forks::fork(worker, controlled, &start, descriptors).await,
+        Command::Reset { export, force } => forks::reset(worker, controlled, &export, force).await,
+        Command::Bitmaps { export } => bitmaps(worker, &find(exports, &export)?.image()).await,
         Command::BitmapAdd { export, name, granularity } => {
             let new = NewBitmap::named(name).granularity(granularity);
             let added = find(exports, &export)?.image().add_bitmap(worker, &new).await;
@@ -202,7 +211,7 @@ async fn file_snapshot(
     taken.map(|()| json!({})).map_err(|error| error.to_string())
 }
 
-fn writable(export: &Export) -> Result<&Image, String> {
+pub(super) fn writable(export: &Export) -> Result<Image, String> {
     match export.access() {
         Access::ReadWrite => Ok(export.image()),
         Access::ReadOnly => Err(format!("the export '{}' is read-only", export.name())),
@@ -236,7 +245,7 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
 /// Exports that are told of where another one is asked for.
 const MOST_NAMES: usize = 8;
 
-fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
+pub(super) fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
     exports.find(name).ok_or_else(|| {
         let names: Vec<String> = exports.iter().map(|export| format!("'{}'", export.name())).collect();
         let more = if names.len() > MOST_NAMES { ", and more" } else { "" };

@@ -110,6 +110,16 @@ pub(crate) enum Command {
         /// The export.
         export: String,
     },
+    /// Has disks go on in overlays, in the files whose descriptors come with the request, from one moment on.
+    Fork(ForkStart),
+    /// Throws away what the overlay of a fork holds.
+    Reset {
+        /// The export.
+        export: String,
+        /// Whether clients may be connected.
+        #[serde(default)]
+        force: bool,
+    },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {
         /// The export.
@@ -176,6 +186,29 @@ pub(crate) struct BackupStart {
     /// Whether it spares others who use the disk.
     #[serde(default)]
     pub(crate) speed: SpeedName,
+}
+
+/// Arguments of a fork.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct ForkStart {
+    /// The export.
+    pub(crate) export: String,
+    /// The absolute path of its overlay, whose descriptor comes first.
+    pub(crate) to: PathBuf,
+    /// Disks that are forked at the same moment, in the order of their descriptors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) also: Vec<AlsoForked>,
+}
+
+/// One more disk of a fork.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct AlsoForked {
+    /// The export.
+    pub(crate) export: String,
+    /// The absolute path of its overlay.
+    pub(crate) to: PathBuf,
 }
 
 /// Arguments of a hydration.

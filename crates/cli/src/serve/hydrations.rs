@@ -47,8 +47,7 @@ impl Hydrations {
         if export.access() == Access::ReadOnly {
             return Err(format!("the export '{}' is read-only", export.name()));
         }
-        let known = self.0.borrow().get(export.name()).cloned();
-        if known.is_some_and(|known| *known.state.borrow() == State::Running) {
+        if self.is_running(export) {
             return Err(format!("a hydration of the export '{}' is under way", export.name()));
         }
         let done = Arc::new(AtomicU64::new(0));
@@ -68,7 +67,7 @@ impl Hydrations {
             if start.drop_backing { AfterHydration::DropBacking } else { AfterHydration::KeepBacking };
         let options = HydrateOptions::default().after(after).control(control);
         self.0.borrow_mut().insert(export.name().to_owned(), Rc::clone(&running));
-        let (on, image) = (worker.clone(), export.image().clone());
+        let (on, image) = (worker.clone(), export.image());
         drop(worker.spawn(async move {
             let ended = hydrate(&on, &image, &options).await;
             *running.state.borrow_mut() = match ended {
@@ -81,6 +80,12 @@ impl Hydrations {
             };
         }));
         Ok(json!({}))
+    }
+
+    /// Whether one of an export is under way.
+    pub(crate) fn is_running(&self, export: &Export) -> bool {
+        let known = self.0.borrow().get(export.name()).cloned();
+        known.is_some_and(|known| *known.state.borrow() == State::Running)
     }
 
     fn find(&self, export: &Export) -> Result<Rc<Running>, String> {

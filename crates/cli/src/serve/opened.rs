@@ -1,12 +1,13 @@
 //! Images that are served, with their overlays and what verifies them.
 
 use super::overlay::overlay_of;
+use super::sealed::current_spec;
 use super::verified::{Report, VerifiedBase};
 use crate::failure::Failure;
 use crate::session::Session;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::{Access, Format, Image};
+use zebu::{Access, Format, Image, OpenOptions};
 use zebu_disks::ImageSpec;
 
 /// An open image, and how it was opened.
@@ -15,6 +16,8 @@ pub(crate) struct Opened {
     pub(crate) access: Access,
     /// The image below, if what is read of it is verified.
     pub(crate) base: Option<Image>,
+    /// Options of the top image.
+    pub(crate) options: OpenOptions,
 }
 
 /// Disks that the command line puts above an image.
@@ -36,7 +39,7 @@ impl Opened {
         let image = open_above(session, spec, overlay, base.as_ref());
         let base = base.map(|base| base.image);
         match (image, base) {
-            (Ok(image), base) => Ok(Self { image, access: spec.options.access, base }),
+            (Ok((image, options)), base) => Ok(Self { image, access: spec.options.access, base, options }),
             (Err(failure), Some(base)) => session.close(&base, Access::ReadOnly).and(Err(failure)),
             (Err(failure), None) => Err(failure),
         }
@@ -54,7 +57,7 @@ fn open_above(
     spec: &ImageSpec,
     overlay: Option<(&PathBuf, &OsString)>,
     base: Option<&VerifiedBase>,
-) -> Result<Image, Failure> {
+) -> Result<(Image, OpenOptions), Failure> {
     let overlay = overlay.map(|(path, given)| overlay_of(session, spec, given, path)).transpose()?;
     let spec = match (overlay, base) {
         (Some(mut overlay), Some(base)) => {
@@ -65,7 +68,7 @@ fn open_above(
         }
         (Some(overlay), None) => overlay,
         (None, Some(base)) => base.spec(spec),
-        (None, None) => return session.open(spec),
+        (None, None) => current_spec(session, spec)?,
     };
-    session.open(&spec)
+    Ok((session.open(&spec)?, spec.options))
 }

@@ -83,6 +83,7 @@ pub async fn check_file(worker: &Worker, file: &File, options: &CheckOptions) ->
         return Err(Error::new(ErrorKind::ReadOnly, "a repair needs write access").on(file.path()));
     }
     let mut source = Source::open(worker, file, options).await?;
+    source.refuse_sealed()?;
     let mut repair = examine(&mut source).await?;
     if repair.snapshot_table_moved {
         // The old table's clusters are known to be free only now.

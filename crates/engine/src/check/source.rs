@@ -3,6 +3,7 @@
 use super::options::CheckOptions;
 use crate::error::format_error;
 use crate::progress::Throttle;
+use crate::qcow2::fork_seal::sealed_error;
 use crate::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use zebu_qcow2::{Autoclear, Geometry, Header, Incompatible, Purpose};
@@ -33,6 +34,12 @@ impl<'a> Source<'a> {
         let geometry = header.geometry();
         let throttle = Throttle::new(&options.control);
         Ok(Self { worker, file, options, header, geometry, throttle })
+    }
+
+    /// Fails if the image is sealed, and so only read.
+    pub(super) fn refuse_sealed(&self) -> Result<()> {
+        let seal = self.header.seal();
+        if seal.is_sealed() { Err(sealed_error(self.file.path(), &seal)) } else { Ok(()) }
     }
 
     /// Waits until `bytes` may be read under the rate limit.

@@ -161,6 +161,9 @@ async fn reflink(worker: &Worker, image: &Image, target: &Path) -> Result<Option
     if info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some()) {
         return Ok(Some("its data lie in an external data file, which two images must not share".into()));
     }
+    if image.is_sealed() {
+        return Ok(Some("the image is sealed, and a copy would be, too".into()));
+    }
     let Some(file) = image.data_file_at(0).filter(|file| file.kind() == FileKind::Regular) else {
         return Ok(Some("it does not lie in a regular file".into()));
     };

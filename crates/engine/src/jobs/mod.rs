@@ -14,6 +14,7 @@ mod compare;
 mod convert;
 mod disk_hash;
 mod file_snapshot;
+mod fork;
 mod hydrate;
 mod key_slots;
 mod live_backup;
@@ -26,10 +27,13 @@ mod page_cache;
 mod pipeline;
 mod queue;
 mod rebase;
+mod reset;
+mod seals;
 mod staging;
 mod status;
 mod two_disks;
 mod unfinished;
+mod unseal;
 mod verify;
 mod zeros;
 
@@ -51,6 +55,7 @@ pub use convert::{
     ReadErrors, SkippedRange, SourceEnd, StreamedTarget, TablePlaces, TargetClusters, TargetContent, convert,
 };
 pub use file_snapshot::{NewFile, file_snapshot};
+pub use fork::{ForkDisk, ForkError, ForkReport, fork};
 pub use hydrate::{AfterHydration, HydrateOptions, HydrateReport, hydrate, read_tables_ahead};
 pub use key_slots::{change_key_slots, change_key_slots_in};
 pub use live_backup::{
@@ -62,5 +67,8 @@ pub use measure::{Measurement, measure_image, measure_size};
 pub use pace::Speed;
 pub use page_cache::{UnaskedWrites, drop_pages, reads_best_direct};
 pub use rebase::{RebaseOptions, RebaseReport, rebase};
+pub use reset::reset;
+pub use seals::follow_seals;
 pub use unfinished::UnfinishedImage;
+pub use unseal::{Unsealing, unseal};
 pub use verify::{BadRange, VerifyOptions, VerifyReport, verify};

@@ -11,6 +11,7 @@ pub(crate) mod encryption;
 pub(crate) mod files;
 mod flush;
 mod forget;
+pub(crate) mod fork_seal;
 pub(crate) mod header;
 mod l2_tables;
 pub(crate) mod life;

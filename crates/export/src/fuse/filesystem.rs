@@ -110,7 +110,7 @@ impl ImageFile {
         let size = image.virtual_size();
         let attributes = Attributes {
             size,
-            allocated: allocated(image).min(size),
+            allocated: allocated(&image).min(size),
             permissions: if self.is_read_only() { 0o400 } else { 0o600 },
             owner: self.owner,
             time: self.since,
@@ -275,7 +275,7 @@ impl Drop for Job {
 }
 
 impl Job {
-    fn image(&self) -> &Image {
+    fn image(&self) -> Image {
         self.export.image()
     }
 
@@ -308,7 +308,7 @@ impl Job {
     }
 
     async fn seek(self, answer: Answer, offset: u64, wanted: Wanted) {
-        let result = seek(self.image(), &self.seat.worker, offset, wanted).await;
+        let result = seek(&self.image(), &self.seat.worker, offset, wanted).await;
         match self.end(0, result) {
             Ok(Some(at)) => answer.ok(&at.to_ne_bytes()),
             Ok(None) => answer.error(Errno::NXIO),

@@ -61,7 +61,8 @@ impl Filesystem for Handshake {
 }
 
 fn failure(export: &Export, path: &Path, source: io::Error) -> ExportError {
-    let image = export.image().path().display();
+    let image = export.image();
+    let image = image.path().display();
     ExportError::Socket { doing: format!("mount '{image}' over '{}'", path.display()), source }
 }
 

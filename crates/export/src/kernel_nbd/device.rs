@@ -188,7 +188,7 @@ impl NbdDevice {
             index,
             netlink: Mutex::new(netlink),
             export: Arc::clone(export),
-            backend: format!("zebu-{:016x}", mark_of(export.image())),
+            backend: format!("zebu-{:016x}", mark_of(&export.first_image())),
             is_connected: AtomicBool::new(false),
             log: config.log,
         });

@@ -348,7 +348,7 @@ impl Session {
         let Self { seat, agreed, contexts, .. } = &*self;
         let (image, offset) = (agreed.export.image(), pending.ticket.offset);
         let bitmaps = agreed.export.bitmaps();
-        match block_status(image, bitmaps, &seat.worker, offset..offset + len, contexts, limit).await {
+        match block_status(&image, bitmaps, &seat.worker, offset..offset + len, contexts, limit).await {
             Ok(lists) => {
                 self.count(&pending, true);
                 let mut reply = Vec::new();

@@ -90,7 +90,7 @@ impl std::fmt::Debug for Shared {
 
 impl SizeWatcher for Shared {
     fn size_changed(&self) {
-        let sectors = sectors(self.export.image());
+        let sectors = sectors(&self.export.image());
         let mut control = self.control.lock();
         let done =
             if control.can_resize() { control.set_size(self.id, sectors) } else { Err(Errno::OPNOTSUPP) };
@@ -170,7 +170,7 @@ impl UblkDevice {
             id: id.unwrap_or(u32::MAX),
             server: -1,
             flags: feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::CMD_IOCTL_ENCODE,
-            image: mark_of(export.image()),
+            image: mark_of(&export.first_image()),
         };
         let info = control.add(&wanted).map_err(|errno| match (errno, id) {
             (Errno::EXIST, Some(id)) => refused(doing(), taken(&mut control, id)),
@@ -180,7 +180,7 @@ impl UblkDevice {
             _ => failure(doing(), errno),
         })?;
         let disk = Disk {
-            sectors: sectors(export.image()),
+            sectors: sectors(&export.image()),
             is_read_only: export.access() == Access::ReadOnly,
             logical_block: export.image().logical_block_size(),
             cluster: export.image().cluster_size(),
@@ -220,13 +220,14 @@ impl UblkDevice {
         if info.state == DeviceState::Stopped {
             return Err(refused(doing(), format!("it was stopped, or never started: {gone}")));
         }
-        let mark = mark_of(export.image());
+        let mark = mark_of(&export.first_image());
         if info.image != mark && info.image != 0 && mark != 0 {
-            let image = export.image().path().display();
+            let image = export.image();
+            let image = image.path().display();
             return Err(refused(doing(), format!("it was made of another file than '{image}'")));
         }
         let (is, is_read_only) = control.size(id).map_err(|errno| failure(doing(), errno))?;
-        let wanted = sectors(export.image());
+        let wanted = sectors(&export.image());
         if wanted < is || is_read_only != (export.access() == Access::ReadOnly) {
             let of = |sectors: u64, is_read_only: bool| {
                 format!("{} bytes{}", sectors * SECTOR, if is_read_only { ", read-only" } else { "" })

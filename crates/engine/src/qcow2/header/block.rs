@@ -9,8 +9,8 @@ use crate::qcow2::files::ImageFiles;
 use crate::qcow2::header::preparation::Preparation;
 use crate::sync::{AsyncMutex, Mutex, MutexGuard};
 use crate::{Error, Result};
-use zebu_qcow2::header_edit::backup_mark;
-use zebu_qcow2::{BackupMark, Geometry, Header};
+use zebu_qcow2::header_edit::{backup_mark, seal};
+use zebu_qcow2::{BackupMark, FormatError, Geometry, Header, SealState};
 use zebu_storage::{IoBuf, Worker};
 
 /// Offsets of the fields (qcow2 specification, "Header").
@@ -132,6 +132,21 @@ impl ImageHeader {
         Ok(())
     }
 
+    /// The same in one write, which is not durable: only under a deliberate fault.
+    pub(crate) async fn change_in_one_write(
+        &self,
+        worker: &Worker,
+        on_failure: OnFailure,
+        steps: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<()> {
+        let _turn = self.mutex.lock().await;
+        let before = self.block().clone();
+        match steps(&before)?.pop() {
+            Some(last) => self.write(worker, last, on_failure).await,
+            None => Ok(()),
+        }
+    }
+
     /// Makes what was written durable. It waits as long as the disk takes.
     ///
     /// # Errors
@@ -144,6 +159,19 @@ impl ImageHeader {
     /// The mark of the backup that the image is, as the header says now.
     pub(crate) fn backup_mark(&self) -> Option<BackupMark> {
         backup_mark(&self.block())
+    }
+
+    /// The seal of the image, as the header says now.
+    pub(crate) fn seal(&self) -> SealState {
+        seal(&self.block())
+    }
+
+    /// Whether the block could be changed in these steps.
+    pub(crate) fn try_steps(
+        &self,
+        steps: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, FormatError>,
+    ) -> Result<(), FormatError> {
+        steps(&self.block()).map(drop)
     }
 
     /// Writes `new`, as long as the block, in its place. The mutex is held.

@@ -1,11 +1,12 @@
 //! Facts about a qcow2 image, for `info`.
 
+use crate::qcow2::fork_seal::overlay_path;
 use crate::qcow2::life::open::full_cache_bytes;
 use crate::qcow2::state::Qcow2;
 use crate::qcow2::text::text;
 use crate::status::{BitmapInfo, ImageStats, Qcow2Info, SnapshotInfo};
 use zebu_qcow2::snapshot::SnapshotEntry;
-use zebu_qcow2::{Autoclear, BackupMark, Compatible, Encryption, Header, Incompatible};
+use zebu_qcow2::{Autoclear, BackupMark, Compatible, Encryption, Header, Incompatible, SealState};
 
 pub(crate) fn snapshot_info(entry: &SnapshotEntry, header: &Header) -> SnapshotInfo {
     SnapshotInfo {
@@ -26,6 +27,7 @@ pub(crate) fn qcow2_info(
     snapshots: &[SnapshotEntry],
     bitmaps: Vec<BitmapInfo>,
     backup: Option<BackupMark>,
+    seal: &SealState,
 ) -> Qcow2Info {
     let geometry = header.geometry();
     let incompatible = header.incompatible();
@@ -41,6 +43,9 @@ pub(crate) fn qcow2_info(
     }
     if bitmaps.is_empty() && header.bitmaps().is_some() {
         limitations.push("a damaged bitmap directory: its bitmaps are lost with the first write".to_owned());
+    }
+    if *seal == SealState::Unreadable {
+        limitations.push("a seal that can't be read: its disk goes on in an overlay, and it is only read".to_owned());
     }
     Qcow2Info {
         version: header.version().number(),
@@ -58,6 +63,10 @@ pub(crate) fn qcow2_info(
         bitmaps,
         backup_id: backup.map(|mark| mark.id),
         backup_stands_on: backup.and_then(|mark| mark.stands_on),
+        sealed_by: match seal {
+            SealState::Sealed(seal) => Some(overlay_path(seal)),
+            SealState::Open | SealState::Unreadable => None,
+        },
         full_cache_bytes: full_cache_bytes(header),
         limitations,
     }

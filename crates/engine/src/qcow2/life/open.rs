@@ -16,6 +16,7 @@ use crate::qcow2::compressed::clusters::CompressedClusters;
 use crate::qcow2::disk::GuestDisk;
 use crate::qcow2::encryption::ImageEncryption;
 use crate::qcow2::files::{ImageFiles, WriteAccess};
+use crate::qcow2::fork_seal::sealed_error;
 use crate::qcow2::header::block::ImageHeader;
 use crate::qcow2::life::create::Magic;
 use crate::qcow2::life::unlock::luks_area;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use zebu_qcow2::header::MAGIC;
 use zebu_qcow2::snapshot::{self, ParsedTable, SnapshotEntry};
 use zebu_qcow2::{FormatError, Geometry, Header, bitmap};
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, Worker};
 
 /// Bytes of a slice by default, or a cluster if that is smaller.
@@ -84,6 +86,9 @@ pub(crate) async fn parse_with(
     let first_cluster = read_bytes(worker, file, 0, cluster).await?;
     let (header, _warnings) =
         Header::parse(&with_magic(&first_cluster, magic), purpose).map_err(|e| format_error(path, &e))?;
+    if purpose == zebu_qcow2::Purpose::ReadWrite && header.seal().is_sealed() && !sabotage::is(Fault::WriteSealed) {
+        return Err(sealed_error(path, &header.seal()));
+    }
     // A copy: of a chain, every image's is held until all are open.
     let first_block = first_cluster.get(..4096).unwrap_or(&first_cluster).to_vec();
     drop(first_cluster);
