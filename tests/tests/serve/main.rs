@@ -2,6 +2,7 @@
 
 mod clean_ends;
 mod days;
+mod forks;
 mod fuse;
 mod guest;
 mod handed_over;

@@ -76,7 +76,7 @@ pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> 
         }
         Err(failure) => {
             if let Err(also) = thawed {
-                stderr::tell(server.context.dialect, &also.to_string());
+                stderr::tell(server.context.dialect, also.message.as_deref().unwrap_or_default());
             }
             Err(failure)
         }

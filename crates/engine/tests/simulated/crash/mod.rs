@@ -5,6 +5,7 @@
 pub(crate) mod bitmaps;
 mod chain_operations;
 mod commits;
+pub(crate) mod forks;
 pub(crate) mod guest;
 pub(crate) mod judge;
 pub(crate) mod left_behind;

@@ -2,7 +2,7 @@
 //!
 //! `ZEBU_MUTANT_ROUNDS=10` asks for ten catches of each, from ten ranges of seeds.
 
-use crate::crash::vm_state;
+use crate::crash::{forks, vm_state};
 use crate::faults::{
     calls, copy_on_read, damage_mark, failed_tables, fragmented, full_disk, growth, held, idle, moved_source,
     old_content, poison, snapshots, space, stalls, unending,
@@ -249,6 +249,14 @@ mutants! {
     steps_of_key_slots_are_not_kept_apart: SkipBarrierOfKeySlots, within 1 of
         [Scenario(encrypted::a_key_slot_that_counts_as_used_opens)];
     locks_go_with_the_process: LockWithProcess, within 60 of [Killed];
+    writes_do_not_end_before_a_fork: ForkBesideWrites, within 20 of [Forks];
+    the_overlay_is_written_before_the_seal: SealAfterGate, within 20 of [Forks];
+    the_seal_is_not_durable: SkipBarrierOfSeal, within 20 of [Forks];
+    a_sealed_image_is_written: WriteSealed, within 40 of [Forks];
+    a_sealed_image_is_opened: WriteSealed, within 1 of
+        [Scenario(forks::a_sealed_image_is_not_opened_for_writing)];
+    seals_stay_beside_one_that_failed: KeepOtherSeals, within 1 of
+        [Scenario(forks::a_seal_that_fails_leaves_no_disk_forked)];
     the_magic_number_comes_first: MagicFirst, within 1 of
         [Scenario(unfinished::an_image_is_none_before_it_is_whole)];
 }

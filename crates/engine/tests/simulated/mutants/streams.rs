@@ -3,7 +3,7 @@
 use crate::crash::life::{Extent, Tally, live};
 use crate::crash::limits::Limits;
 use crate::crash::setup::{Origin, Setup};
-use crate::crash::{left_behind, resizes, vm_state};
+use crate::crash::{forks, left_behind, resizes, vm_state};
 use crate::faults::nth_operation::{many_failures, one_failure};
 use crate::faults::{full_disk, header_writes};
 use crate::mutants::{marks, snapshot_lives};
@@ -110,6 +110,8 @@ pub(crate) enum Stream {
     Snapshots,
     /// Requests beside the state of a machine, snapshots of it and growth over it.
     VmState,
+    /// Requests beside forks of the disk, and crashes while they are made.
+    Forks,
     /// Servers after each other, killed with requests in flight.
     Killed,
     /// A named scenario, which panics if it is not as it should be.
@@ -145,6 +147,7 @@ impl Stream {
             Stream::Marks => marks::live(seed),
             Stream::Snapshots => snapshot_lives::live(seed),
             Stream::VmState => vm_state::live(seed).map(drop),
+            Stream::Forks => forks::live(seed),
             Stream::Killed => left_behind::killed_servers(seed).map(drop),
             Stream::Scenario(scenario) => {
                 scenario();

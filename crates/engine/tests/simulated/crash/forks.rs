@@ -1,0 +1,297 @@
+//! Power failures while disks in use are forked: by the seals, the file that holds the disk is found, with everything that was
+//! flushed; and a sealed image is never written.
+
+use crate::crash::guest::Guest;
+use crate::crash::judge::read_all;
+use crate::crash::setup::{Setup, TOP};
+use futures_util::future::join_all;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::rc::Rc;
+use zebu::check::{CheckOptions, check_file};
+use zebu::jobs::{ForkDisk, fork, reset};
+use zebu::storage::{IoBuf, Worker};
+use zebu::{Access, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile};
+use zebu_qcow2::{Header, Purpose, SealState};
+use rustix::io::Errno;
+use zebu_sim::{
+    Aside, Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter, SimFileConfig,
+    SimRng, SimWorld, Tear,
+};
+
+/// The images that a disk goes on in, the first one last.
+const OVERLAYS: [&str; 2] = ["/later", "/latest"];
+
+/// The disk of the tests: large enough for a seal in its header.
+fn setup() -> Setup {
+    Setup { workers: 2, ..Setup::plain() }
+}
+
+/// The overlay that the seal in a file names.
+fn sealed_by(content: &Content) -> Option<String> {
+    let (header, _) = Header::parse(&content.bytes(0..4096.min(content.len())), Purpose::Inspect).unwrap();
+    match header.seal() {
+        SealState::Open => None,
+        SealState::Sealed(seal) => Some(Path::new(std::ffi::OsStr::from_bytes(seal.overlay())).display().to_string()),
+        SealState::Unreadable => panic!("a seal that can't be read"),
+    }
+}
+
+/// The files of the disk by its seals, the current one first.
+fn chain(content: impl Fn(&str) -> Option<Content>) -> Result<Vec<String>, String> {
+    let mut names = vec![TOP.to_owned()];
+    loop {
+        let last = content(&names[0]).ok_or_else(|| format!("'{}' is not there", names[0]))?;
+        if last.len() == 0 {
+            return Err(format!("'{}' is empty, and the seal names it", names[0]));
+        }
+        match sealed_by(&last) {
+            Some(next) => names.insert(0, next),
+            None => return Ok(names),
+        }
+    }
+}
+
+fn open_chain(world: &SimWorld, names: &[String]) -> Vec<OpenedFile> {
+    let open = |name: &String| world.open(name, SimFileConfig::default()).unwrap();
+    names.iter().map(|name| OpenedFile::new(open(name), Format::Qcow2)).collect()
+}
+
+/// Judges the disk that the seals of `files` lead to.
+fn judge(guest: &Guest, files: &[(String, Content)]) -> Result<(), String> {
+    let _aside = Aside::new();
+    let content = |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
+    let names = chain(content)?;
+    let world = SimWorld::new(0);
+    for name in &names {
+        world.file(name, content(name).unwrap(), SimFileConfig::default());
+    }
+    let worker = world.worker();
+    world
+        .block_on(async {
+            for name in &names {
+                let file = world.open(name, SimFileConfig::default()).unwrap();
+                let report = check_file(&worker, &file, &CheckOptions::default()).await;
+                let counts = report.map_err(|e| format!("check of '{name}': {e}"))?.counts;
+                if counts.corruptions + counts.check_errors > 0 {
+                    return Err(format!("check of '{name}': {counts:?}"));
+                }
+            }
+            let options = OpenOptions::default().access(Access::ReadWrite);
+            let image = Image::open_files(&worker, open_chain(&world, &names), &options).await;
+            let image = image.map_err(|e| format!("open '{}': {e}", names[0]))?;
+            let bytes = read_all(&worker, &image, image.virtual_size()).await?;
+            image.close(&worker).await.map_err(|e| format!("close: {e}"))?;
+            guest.model.borrow().check(0, &bytes).map_err(|violation| violation.to_string())
+        })
+        .map_err(|stuck| stuck.to_string())?
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::default().access(Access::ReadWrite)
+}
+
+async fn fork_to(world: &SimWorld, worker: &Worker, image: &Image, overlay: &str) -> Result<(), String> {
+    let file = world.file(overlay, Content::new(), SimFileConfig::default());
+    let disk = ForkDisk::new(image, file, overlay, &options());
+    fork(worker, vec![disk]).await.map(drop).map_err(|e| format!("fork to {overlay}: {e}"))
+}
+
+/// Two forks, one after the other, beside guests, judged at every step.
+pub(crate) fn live(seed: u64) -> Result<(), String> {
+    let setup = setup();
+    let mut rng = SimRng::new(seed ^ 0x666f_726b);
+    let world = setup.world(&setup.make(seed), seed);
+    let workers = setup.make_workers(&world);
+    let image = setup.open(&world, &workers[0])?;
+    let guest = Rc::new(Guest::new(image.clone(), setup.model(), &setup));
+    let streams = workers.iter().map(|on| on.spawn(guest.clone().stream(on.clone(), rng.fork(), 40)));
+    let streams: Vec<_> = streams.collect();
+    let sealed: std::cell::RefCell<Vec<(String, Content)>> = std::cell::RefCell::default();
+    let own = world.worker();
+    let work = async {
+        let mut name = TOP.to_owned();
+        for overlay in OVERLAYS {
+            fork_to(&world, &own, &image, overlay).await?;
+            sealed.borrow_mut().push((name, world.content(&std::mem::replace(&mut name, overlay.to_owned())).unwrap()));
+        }
+        join_all(streams).await;
+        guest.flush(&own).await;
+        Ok::<(), String>(())
+    };
+    let mut judged_at = rng.fork();
+    let done = world.block_on_watched(work, |_| {
+        if guest.violation.borrow().is_some() || !judged_at.chance(1, 4) {
+            return;
+        }
+        let options = CrashOptions { max_states: 6, tear: Tear::Sector, seed: judged_at.next_u64() };
+        for state in world.crash_states(&options) {
+            if let Err(violation) = judge(&guest, state.files()) {
+                guest.blame(format!("crash at {:?}, {state}: {violation}", world.now()));
+                return;
+            }
+        }
+    });
+    done.map_err(|stuck| stuck.to_string())??;
+    if let Some(violation) = guest.violation.borrow_mut().take() {
+        return Err(violation);
+    }
+    for (name, then) in sealed.borrow().iter() {
+        if world.content(name).unwrap() != *then {
+            return Err(format!("'{name}' was written after it was sealed"));
+        }
+    }
+    let closed = world.block_on(image.close(&own)).map_err(|stuck| stuck.to_string())?;
+    closed.map_err(|e| format!("close: {e}"))?;
+    let names = chain(|name| world.content(name))?;
+    if names != [OVERLAYS[1], OVERLAYS[0], TOP] {
+        return Err(format!("the seals lead to {names:?}"));
+    }
+    let files: Vec<_> = names.iter().map(|name| (name.clone(), world.content(name).unwrap())).collect();
+    judge(&guest, &files)
+}
+
+#[test]
+fn a_disk_is_found_whole_whenever_its_fork_is_cut_off() {
+    for seed in 0..12 {
+        live(seed).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    }
+}
+
+/// Forks two disks at one moment, with a seal that fails: both go on as they were.
+#[test]
+pub(crate) fn a_seal_that_fails_leaves_no_disk_forked() {
+    let setup = setup();
+    for at in 0..40 {
+        let world = SimWorld::new(at);
+        let worker = world.worker();
+        let (_, content) = setup.make(1).remove(0);
+        let names = ["one", "two"];
+        let files = names.map(|name| world.file(name, content.clone(), SimFileConfig::default()));
+        let failed = world
+            .block_on(async {
+                let mut images = Vec::new();
+                for file in files {
+                    let opened = vec![OpenedFile::new(file, Format::Qcow2)];
+                    images.push(Image::open_files(&worker, opened, &options()).await.unwrap());
+                }
+                for image in &images {
+                    let bufs = IoBuf::copy_of(&[7; 4096]).into();
+                    image.write(&worker, 0, bufs, Durability::Volatile).await.0.unwrap();
+                }
+                let disks = images.iter().zip(OVERLAYS).map(|(image, overlay)| {
+                    let file = world.file(overlay, Content::new(), SimFileConfig::default());
+                    ForkDisk::new(image, file, overlay, &options())
+                });
+                let disks = disks.collect();
+                let fault = Fault::Fail { errno: Errno::IO.raw_os_error(), effect: FailedEffect::Nothing };
+                let writes = OpFilter::of(OpClass::Write).on_file(names[1]);
+                world.disk().set_faults(FaultPlan::none().with(FaultRule::new(writes, fault).nth(at)));
+                let failed = fork(&worker, disks).await.err();
+                world.disk().set_faults(FaultPlan::none());
+                if failed.is_some() {
+                    for image in &images {
+                        let bufs = IoBuf::copy_of(&[8; 4096]).into();
+                        image.write(&worker, 8192, bufs, Durability::Volatile).await.0.unwrap();
+                        image.flush(&worker).await.unwrap();
+                    }
+                }
+                for image in &images {
+                    image.close(&worker).await.unwrap();
+                }
+                failed
+            })
+            .unwrap();
+        let seals = names.map(|name| sealed_by(&world.content(name).unwrap()));
+        match failed {
+            Some(failed) => assert_eq!(seals, [None, None], "{failed}"),
+            None => {
+                assert!(seals.iter().all(Option::is_some));
+                assert!(at > 0, "no write failed");
+                return;
+            }
+        }
+    }
+    panic!("every fork failed");
+}
+
+/// An overlay is emptied: the disk is that of the image below again, whatever a crash leaves.
+#[test]
+fn a_reset_shows_the_overlay_or_the_image_below() {
+    let setup = setup();
+    let world = setup.world(&setup.make(3), 3);
+    let worker = world.worker();
+    let image = setup.open(&world, &worker).unwrap();
+    let write = async |at: u64, byte: u8| {
+        let bufs = IoBuf::copy_of(&[byte; 8192]).into();
+        image.write(&worker, at, bufs, Durability::Durable).await.0.unwrap();
+    };
+    let whole = async || read_all(&worker, &image, image.virtual_size()).await.unwrap();
+    let (before, after) = world
+        .block_on(async {
+            write(0, 1).await;
+            write(100 << 10, 2).await;
+            assert_eq!(reset(&worker, &image).await.unwrap_err().kind(), ErrorKind::Unsupported);
+            fork_to(&world, &worker, &image, OVERLAYS[0]).await.unwrap();
+            let after = whole().await;
+            write(4096, 3).await;
+            write(200 << 10, 4).await;
+            (whole().await, after)
+        })
+        .unwrap();
+    let mut seen = [0, 0];
+    let done = world.block_on_watched(reset(&worker, &image), |_| {
+        for state in world.crash_states(&CrashOptions { max_states: 6, tear: Tear::Sector, seed: 1 }) {
+            let bytes = content_by_seals(state.files());
+            assert!(bytes == before || bytes == after, "{state}");
+            seen[usize::from(bytes == after)] += 1;
+        }
+    });
+    done.unwrap().unwrap();
+    assert!(seen[0] > 0, "no state before the reset was judged");
+    let now = world.block_on(async {
+        let now = whole().await;
+        write(0, 9).await;
+        image.close(&worker).await.unwrap();
+        now
+    });
+    assert_eq!(now.unwrap(), after);
+}
+
+fn content_by_seals(files: &[(String, Content)]) -> Vec<u8> {
+    let _aside = Aside::new();
+    let content = |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
+    let names = chain(content).unwrap();
+    let world = SimWorld::new(0);
+    for name in &names {
+        world.file(name, content(name).unwrap(), SimFileConfig::default());
+    }
+    let worker = world.worker();
+    world
+        .block_on(async {
+            let image = Image::open_files(&worker, open_chain(&world, &names), &OpenOptions::default()).await.unwrap();
+            read_all(&worker, &image, image.virtual_size()).await.unwrap()
+        })
+        .unwrap()
+}
+
+/// A sealed image can't be opened for writing.
+#[test]
+pub(crate) fn a_sealed_image_is_not_opened_for_writing() {
+    let setup = setup();
+    let world = setup.world(&setup.make(5), 5);
+    let worker = world.worker();
+    let image = setup.open(&world, &worker).unwrap();
+    world
+        .block_on(async {
+            fork_to(&world, &worker, &image, OVERLAYS[0]).await.unwrap();
+            image.close(&worker).await.unwrap();
+            let again = Image::open_files(&worker, setup.chain(&world), &options()).await;
+            let error = again.expect_err("it is sealed");
+            assert_eq!(error.kind(), ErrorKind::ReadOnly);
+            assert!(error.message().contains(OVERLAYS[0]), "{error}");
+            let read = Image::open_files(&worker, setup.chain(&world), &OpenOptions::default()).await.unwrap();
+            assert_eq!(read.sealed_by().as_deref(), Some(Path::new(OVERLAYS[0])));
+        })
+        .unwrap();
+}
