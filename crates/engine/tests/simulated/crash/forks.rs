@@ -42,7 +42,7 @@ fn chain(content: impl Fn(&str) -> Option<Content>) -> Result<Vec<String>, Strin
     let mut names = vec![TOP.to_owned()];
     loop {
         let last = content(&names[0]).ok_or_else(|| format!("'{}' is not there", names[0]))?;
-        if last.len() == 0 {
+        if last.is_empty() {
             return Err(format!("'{}' is empty, and the seal names it", names[0]));
         }
         match sealed_by(&last) {
@@ -97,6 +97,18 @@ async fn fork_to(world: &SimWorld, worker: &Worker, image: &Image, overlay: &str
     fork(worker, vec![disk]).await.map(drop).map_err(|e| format!("fork to {overlay}: {e}"))
 }
 
+/// Notes what a file holds when it becomes sealed.
+fn note_sealed(world: &SimWorld, sealed: &mut Vec<(String, Content)>) {
+    let next = [TOP, OVERLAYS[0]].get(sealed.len());
+    if let Some((name, content)) = next.and_then(|name| Some((*name, world.content(name)?)))
+        && content.len() >= 4096
+        && Header::prefix(&content.bytes(0..4096)).is_ok()
+        && sealed_by(&content).is_some()
+    {
+        sealed.push((name.to_owned(), content));
+    }
+}
+
 /// Two forks, one after the other, beside guests, judged at every step.
 pub(crate) fn live(seed: u64) -> Result<(), String> {
     let setup = setup();
@@ -107,13 +119,11 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
     let guest = Rc::new(Guest::new(image.clone(), setup.model(), &setup));
     let streams = workers.iter().map(|on| on.spawn(guest.clone().stream(on.clone(), rng.fork(), 40)));
     let streams: Vec<_> = streams.collect();
-    let sealed: std::cell::RefCell<Vec<(String, Content)>> = std::cell::RefCell::default();
+    let mut sealed: Vec<(String, Content)> = Vec::new();
     let own = world.worker();
     let work = async {
-        let mut name = TOP.to_owned();
         for overlay in OVERLAYS {
             fork_to(&world, &own, &image, overlay).await?;
-            sealed.borrow_mut().push((name, world.content(&std::mem::replace(&mut name, overlay.to_owned())).unwrap()));
         }
         join_all(streams).await;
         guest.flush(&own).await;
@@ -121,6 +131,7 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
     };
     let mut judged_at = rng.fork();
     let done = world.block_on_watched(work, |_| {
+        note_sealed(&world, &mut sealed);
         if guest.violation.borrow().is_some() || !judged_at.chance(1, 4) {
             return;
         }
@@ -136,8 +147,11 @@ pub(crate) fn live(seed: u64) -> Result<(), String> {
     if let Some(violation) = guest.violation.borrow_mut().take() {
         return Err(violation);
     }
-    for (name, then) in sealed.borrow().iter() {
-        if world.content(name).unwrap() != *then {
+    if sealed.len() != OVERLAYS.len() {
+        return Err(format!("{} images were sealed", sealed.len()));
+    }
+    for (name, then) in &sealed {
+        if !world.content(name).unwrap().same_bytes(then) {
             return Err(format!("'{name}' was written after it was sealed"));
         }
     }
