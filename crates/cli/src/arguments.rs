@@ -170,7 +170,7 @@ pub(crate) struct EngineArgs {
 }
 
 /// `-U`.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct ForceShareArg {
     /// Open without locks, to look at an image that another program is writing; what is read may be inconsistent
     #[arg(short = 'U', long, help_heading = OPENING)]

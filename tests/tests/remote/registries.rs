@@ -122,6 +122,31 @@ fn skopeo_reads_what_zebu_pushes_and_zebu_what_skopeo_copies() {
 }
 
 #[test]
+fn a_disk_is_converted_into_an_image_of_a_registry() {
+    let scratch = Scratch::new("registry-convert");
+    let dir = scratch.path();
+    source(dir);
+    let registry = Registry::start(dir, Guests::All);
+    let (plain, named) = (registry.image("converted/disk:v1"), registry.image("converted/disk:v2"));
+    let out = zebu(dir, &["convert", "disk.raw", &plain]).ok();
+    assert!(out.stdout.starts_with(&format!("{plain}: sha256:")), "{out}");
+    let out = zebu(dir, &["convert", "-O", "raw", "--output", "json", "disk.qcow2", &named]).ok();
+    let report: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    assert_eq!(report["image"], named.as_str());
+    for image in [plain.as_str(), &named] {
+        zebu(dir, &["compare", image, "disk.raw"]).ok();
+    }
+    // The default is compressed.
+    zebu(dir, &["pull", &plain, "pulled"]).ok();
+    let info = zebu(dir, &["info", "pulled"]).ok();
+    assert!(info.stdout.contains("file format: qcow2") && info.stdout.contains("zstd"), "{info}");
+    for (options, why) in [(vec!["-n"], "-n"), (vec!["-O", "vmdk"], "another format"), (vec!["-B", "b"], "-B")] {
+        let out = zebu(dir, &[&["convert"][..], &options, &["disk.raw", &plain]].concat());
+        assert!(out.code == Some(1) && out.stderr.contains(why), "{out}");
+    }
+}
+
+#[test]
 fn ranges_are_compared_with_the_hashes_that_a_push_attaches() {
     let scratch = Scratch::new("registry-hashes");
     let dir = scratch.path();

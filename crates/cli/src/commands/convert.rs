@@ -6,6 +6,7 @@ mod packed_source;
 mod pipe;
 mod report;
 mod store;
+mod to_registry;
 mod written_once;
 
 use crate::arguments::ImageArgs;
@@ -46,6 +47,9 @@ const SPARSE_SIZE: u64 = 4096;
 
 /// Runs the command.
 pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failure> {
+    if let Some(name) = to_registry::target(context.dialect, args)? {
+        return to_registry::run(args, context, name);
+    }
     option_lists::check(context.dialect, &args.target_options)?;
     let is_named = args.target_format.is_some();
     let makes_a_file = !args.no_create && !args.target_image_opts && !args.dry_run;

@@ -21,42 +21,42 @@ const SECTOR: u64 = 512;
 pub(crate) struct PushArgs {
     /// Say nothing but errors
     #[arg(short, long)]
-    quiet: bool,
+    pub(crate) quiet: bool,
 
     #[command(flatten)]
-    progress: ProgressArg,
+    pub(crate) progress: ProgressArg,
 
     /// Format of the file [default: probed]
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
-    format: Option<NamedFormat>,
+    pub(crate) format: Option<NamedFormat>,
 
     /// Kind of image that is made [default: the file as it is]
     #[arg(long = "as", value_enum, value_name = "KIND")]
-    kind: Option<Kind>,
+    pub(crate) kind: Option<Kind>,
 
     /// Name of the file in the image [default: its own]
     #[arg(long, value_name = "NAME")]
-    title: Option<String>,
+    pub(crate) title: Option<String>,
 
     /// Annotation of the image; may be given more than once
     #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
-    annotation: Vec<(String, String)>,
+    pub(crate) annotation: Vec<(String, String)>,
 
     #[command(flatten)]
-    inspect: InspectArgs,
+    pub(crate) inspect: InspectArgs,
 
     /// The file, a qcow2 or raw image that stands alone
     #[arg(value_name = "FILENAME")]
-    file: OsString,
+    pub(crate) file: OsString,
 
     /// oci://REGISTRY/NAME:TAG, or oci-layout:DIR:TAG
     #[arg(value_name = "IMAGE", value_parser = OciName::parse)]
-    name: OciName,
+    pub(crate) name: OciName,
 }
 
 /// `--as`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
+pub(crate) enum Kind {
     /// The qcow2 image as it is.
     Qcow2,
     /// The raw disk as it is.

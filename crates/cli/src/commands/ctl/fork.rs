@@ -17,7 +17,7 @@ use zebu_disks::errno_text;
 /// Arguments of `zebu ctl fork`.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct ForkArgs {
-    /// The export; it may be left out if there is one only
+    /// The export; may be left out if there is one
     export: Option<String>,
 
     /// The new overlay, in which the disk goes on
@@ -48,10 +48,7 @@ fn also_argument(text: &str) -> Result<AlsoForked, String> {
 
 /// Forks disks into overlays that are made here: the server itself may not be able to make any.
 pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> {
-    let first = match &args.export {
-        Some(export) => export.clone(),
-        None => the_only(server)?,
-    };
+    let first = server.export(args.export.clone())?;
     let mut disks = vec![AlsoForked { export: first, to: args.to.clone() }];
     disks.extend(args.also.iter().cloned());
     let mut made = Overlays::default();
@@ -80,15 +77,6 @@ pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> 
             }
             Err(failure)
         }
-    }
-}
-
-/// The name of the server's export, if there is one only.
-fn the_only(server: &mut Server) -> Result<String, Failure> {
-    let stats = server.ask(Command::Stats { export: None })?;
-    match stats["exports"].as_array().map(Vec::as_slice) {
-        Some([export]) => Ok(export["name"].as_str().unwrap_or_default().to_owned()),
-        _ => Err(Failure::usage("the server has several exports: name the one to be forked")),
     }
 }
 
