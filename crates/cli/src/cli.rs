@@ -2,7 +2,7 @@
 
 use crate::commands::{
     amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
-    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, top,
+    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, stores, top,
     verify,
 };
 use crate::deferred::Deferred;
@@ -96,6 +96,23 @@ enum Command {
     /// Back a disk up into a compressed image, past the page cache
     #[command(after_help = examples::BACKUP)]
     Backup(Box<Deferred<backup::BackupArgs>>),
+    /// List the points in time of a store, the oldest first
+    #[command(after_help = examples::POINTS)]
+    Points(Deferred<stores::points::PointsArgs>),
+    /// Forget points of a store by rules, and remove what no point needs any more
+    #[command(after_help = examples::FORGET)]
+    Forget(Deferred<stores::forget::ForgetArgs>),
+    /// Copy a point in time of a disk out of a store, compared with its hashes
+    #[command(after_help = examples::RESTORE)]
+    Restore(Deferred<stores::restore::RestoreArgs>),
+    /// Merge layers of a store that no point needs alone
+    #[command(after_help = examples::COMPACT)]
+    Compact(Box<Deferred<stores::compact::CompactArgs>>),
+    /// List the ranges in which two points or images differ
+    ///
+    /// Two points are compared by their hashes: nothing else of them is read.
+    #[command(after_help = examples::DELTA)]
+    Delta(Box<Deferred<stores::delta::DeltaArgs>>),
     /// Make an image of an OCI registry or layout of a file
     ///
     /// The file goes as it is, in chunks that are not sent twice. The tag leads to it when all is there.
@@ -106,7 +123,7 @@ enum Command {
     /// The next run goes on with what an interrupted one has fetched.
     #[command(after_help = examples::PULL)]
     Pull(Box<Deferred<pull::PullArgs>>),
-    /// Read every cluster of an image and compare it with a manifest
+    /// Read every cluster of an image and compare it with a manifest, or all of a store of points
     #[command(after_help = examples::VERIFY)]
     Verify(Deferred<verify::VerifyArgs>),
     /// Send many requests to an image and tell how fast they were served
@@ -197,6 +214,11 @@ impl Command {
             Command::Bitmap(_) => "bitmap",
             Command::Clone(_) => "clone",
             Command::Backup(_) => "backup",
+            Command::Points(_) => "points",
+            Command::Forget(_) => "forget",
+            Command::Restore(_) => "restore",
+            Command::Compact(_) => "compact",
+            Command::Delta(_) => "delta",
             Command::Push(_) => "push",
             Command::Pull(_) => "pull",
             Command::Verify(_) => "verify",
@@ -237,6 +259,11 @@ impl Command {
             Command::Bitmap(args) => bitmap::run(args, context),
             Command::Clone(args) => clone::run(args, context),
             Command::Backup(args) => backup::run(args, context),
+            Command::Points(args) => stores::points::run(args, context),
+            Command::Forget(args) => stores::forget::run(args, context),
+            Command::Restore(args) => stores::restore::run(args, context),
+            Command::Compact(args) => stores::compact::run(args, context),
+            Command::Delta(args) => stores::delta::run(args, context),
             Command::Push(args) => push::run(args, context),
             Command::Pull(args) => pull::run(args, context),
             Command::Verify(args) => verify::run(args, context),

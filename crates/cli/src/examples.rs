@@ -138,7 +138,35 @@ Examples:
   zebu backup disk.qcow2 tuesday.qcow2 --manifest tuesday.manifest \\
       --previous monday.qcow2 --previous-manifest monday.manifest
   zebu backup disk.qcow2 wednesday.qcow2 --bitmap backup --previous tuesday.qcow2
-  zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume";
+  zebu backup -f raw --compression-type zstd --rate-limit 100M /dev/vg/lv lv.qcow2 --resume
+  zebu backup disk.qcow2 store:/backups/vm1 --keep-daily 7 --keep-weekly 5";
+
+pub(crate) const POINTS: &str = "\
+Examples:
+  zebu points store:/backups/vm1
+  zebu points --output json store:s3://bucket/nightly/vm1";
+
+pub(crate) const FORGET: &str = "\
+Examples:
+  zebu forget --prune --keep-daily 7 --keep-weekly 5 --keep-monthly 12 store:/backups/vm1
+  zebu forget store:/backups/vm1@20261129T150102Z-7
+  zebu forget --prune --break-lock store:s3://bucket/nightly/vm1";
+
+pub(crate) const RESTORE: &str = "\
+Examples:
+  zebu restore store:/backups/vm1 disk.qcow2
+  zebu restore store:/backups/vm1@20261129T150102Z-7 /dev/vg/lv
+  zebu restore --force -O raw store:s3://bucket/nightly/vm1 disk.img";
+
+pub(crate) const COMPACT: &str = "\
+Examples:
+  zebu compact store:/backups/vm1
+  zebu compact --depth 1 store:s3://bucket/nightly/vm1";
+
+pub(crate) const DELTA: &str = "\
+Examples:
+  zebu delta store:/backups/vm1@20261128T150101Z-6 store:/backups/vm1@20261129T150102Z-7
+  zebu delta --output json monday.qcow2 tuesday.qcow2";
 
 pub(crate) const PUSH: &str = "\
 Examples:
@@ -155,7 +183,8 @@ Examples:
 pub(crate) const VERIFY: &str = "\
 Examples:
   zebu verify monday.qcow2
-  zebu verify --manifest monday.manifest monday.qcow2";
+  zebu verify --manifest monday.manifest monday.qcow2
+  zebu verify --output json store:/backups/vm1";
 
 pub(crate) const ATTACH: &str = "\
 Examples:

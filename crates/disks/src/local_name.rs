@@ -10,6 +10,7 @@ use zebu_rbd::RbdName;
 use zebu_remote::http::HttpUrl;
 use zebu_remote::nbd::NbdAddress;
 use zebu_store::StoreName;
+use zebu_store::points::PointName;
 
 /// The protocol for local files.
 const FILE: &[u8] = b"file:";
@@ -36,7 +37,7 @@ pub fn local_path(name: &OsStr) -> Result<PathBuf, String> {
             Err("it is a disk on a server, and a local file is needed here".to_owned())
         }
         Some(protocol) => Err(format!(
-            "Unknown protocol '{}' (there are file, nbd, http, https, s3, gs, az, rbd, oci and oci-layout; a file of this very name is '{}')",
+            "Unknown protocol '{}' (there are file, nbd, http, https, s3, gs, az, rbd, oci, oci-layout and store; a file of this very name is '{}')",
             protocol.display(),
             without_secrets(plain(name).as_os_str())
         )),
@@ -50,6 +51,7 @@ pub fn is_on_server(name: &str) -> bool {
         || StoreName::is_name(name)
         || RbdName::is_name(name)
         || OciName::is_name(name)
+        || PointName::is_name(name)
 }
 
 /// The same for a name that is written into an image.

@@ -13,7 +13,8 @@ use crate::words::ReferenceRule;
 use std::ffi::OsStr;
 use zebu::jobs::Cancel;
 use zebu::storage::Worker;
-use zebu::{Image, OpenOptions};
+use zebu::{Format, Image, OpenOptions};
+use zebu_store::points::PointName;
 
 impl Context {
     /// Opens the image that `name` leads to: a path, a URL, `json:` with options, or a packed file, which is unpacked first. An
@@ -66,6 +67,10 @@ impl Context {
             return opts?.apply(self, spec);
         }
         spec.path = self.image_path(name)?;
+        // The disk of a point is what its layers show. Its guest may have written anything there, even what looks like an image.
+        if name.to_str().is_some_and(PointName::is_name) {
+            spec.options.format.get_or_insert(Format::Raw);
+        }
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::notices::{Notice, Notices};
+use crate::points_disk::{PointChain, open_point};
 use crate::remote_cache::{CacheChoice, RemoteCache};
 use crate::uploads::Uploads;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
-use zebu_drivers::FileDisk;
+use zebu_drivers::{FileDisk, Verified};
 use zebu_oci::{HashedDisk, Hashes, OciName, OciOptions, Opened};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
@@ -15,6 +16,7 @@ use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
 use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
 use zebu_storage::sync::Mutex;
+use zebu_store::points::{Layer, PointName, PointStore};
 use zebu_store::{StoreName, signed_urls};
 
 /// A disk over the network, as the command line describes it.
@@ -53,6 +55,13 @@ pub enum RemoteName {
         /// How it is fetched.
         options: Box<OciOptions>,
     },
+    /// A point in time of a disk, on a store of them.
+    Point {
+        /// The store and the point.
+        name: PointName,
+        /// How objects are fetched.
+        options: Box<HttpOptions>,
+    },
 }
 
 impl RemoteName {
@@ -63,6 +72,7 @@ impl RemoteName {
             || StoreName::is_name(name)
             || RbdName::is_name(name)
             || OciName::is_name(name)
+            || PointName::is_name(name)
     }
 
     /// Reads a name, with the options of the command line for all disks.
@@ -79,6 +89,9 @@ impl RemoteName {
         if OciName::is_name(name) {
             return Ok(Self::Oci { name: OciName::parse(name)?, options: Box::new(all.oci_options()) });
         }
+        if PointName::is_name(name) {
+            return Ok(Self::Point { name: PointName::parse(name)?, options: Box::new(all.http_options()) });
+        }
         Ok(Self::Http { url: HttpUrl::parse(name)?, options: Box::new(all.http_options()) })
     }
 
@@ -90,6 +103,7 @@ impl RemoteName {
             Self::Object { name, .. } => name.to_string(),
             Self::Rbd { name } => name.to_string(),
             Self::Oci { name, .. } => name.to_string(),
+            Self::Point { name, .. } => name.to_string(),
         }
     }
 
@@ -116,6 +130,7 @@ impl RemoteName {
             Self::Object { name, .. } => name.kind().scheme(),
             Self::Rbd { .. } => "rbd",
             Self::Oci { name, .. } => name.scheme(),
+            Self::Point { .. } => "store",
         }
     }
 
@@ -125,6 +140,7 @@ impl RemoteName {
             (Self::Http { url: a, .. }, Self::Http { url: b, .. }) => a == b,
             (Self::Object { name: a, .. }, Self::Object { name: b, .. }) => a == b,
             (Self::Oci { name: a, .. }, Self::Oci { name: b, .. }) => a == b,
+            (Self::Point { name: a, .. }, Self::Point { name: b, .. }) => a == b,
             (Self::Rbd { name: a }, Self::Rbd { name: b }) => a.is_place_of(b),
             _ => false,
         }
@@ -147,6 +163,8 @@ enum Disk {
     Rbd(Arc<RbdDisk>),
     /// An image of a registry or layout that is here as a whole.
     Whole(OciName, Arc<FileDisk>),
+    /// A point of a store: its layers, compared with the hashes of their disk.
+    Point(PointName, Arc<Verified>),
 }
 
 impl Disk {
@@ -170,6 +188,7 @@ impl Disk {
             Self::Http { disk, .. } => disk.name(),
             Self::Rbd(disk) => disk.name().to_string(),
             Self::Whole(name, _) => name.to_string(),
+            Self::Point(name, _) => name.to_string(),
         }
     }
 
@@ -184,7 +203,7 @@ impl Disk {
                 stats.written_bytes = counted.written_bytes;
                 stats
             }
-            Self::Whole(..) => StatsSnapshot::default(),
+            Self::Whole(..) | Self::Point(..) => StatsSnapshot::default(),
         }
     }
 
@@ -193,7 +212,25 @@ impl Disk {
             Self::Nbd(disk) => disk.last_failure(),
             Self::Http { disk, .. } => disk.last_failure(),
             // Its connections are librados's, which makes them again.
-            Self::Rbd(_) | Self::Whole(..) => None,
+            Self::Rbd(_) | Self::Whole(..) | Self::Point(..) => None,
+        }
+    }
+
+    /// Has reads go past all copies, while what is returned lives.
+    fn reads_afresh(&self) -> Vec<Afresh> {
+        let Self::Http { disk, cached, .. } = self else { return Vec::new() };
+        disk.reads_afresh().into_iter().chain(cached.as_ref().map(|cached| cached.reads_afresh())).collect()
+    }
+
+    fn storage(self) -> Arc<dyn Storage> {
+        match self {
+            Self::Nbd(disk) => disk,
+            Self::Http { hashed: Some(hashed), .. } => hashed,
+            Self::Http { cached: Some(cached), .. } => cached,
+            Self::Http { disk, .. } => disk,
+            Self::Rbd(disk) => disk,
+            Self::Whole(_, disk) => disk,
+            Self::Point(_, disk) => disk,
         }
     }
 
@@ -301,23 +338,57 @@ impl RemoteDisks {
 
     /// A disk on a server, to be used for `access`; one that is known stays connected.
     pub(crate) fn open(&self, name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
+        self.disk(name, access).map(Disk::storage)
+    }
+
+    fn disk(&self, name: RemoteName, access: Access) -> Result<Disk, IoError> {
+        if let RemoteName::Point { name: point, options } = &name {
+            return self.point(point, options);
+        }
         let mut opened = self.opened.lock();
-        let is_known = |(known, disk): &&(RemoteName, Disk)| *known == name && disk.is_open_for(access);
-        let known = opened.iter().find(is_known).map(|(_, disk)| disk.clone());
-        let disk = if let Some(disk) = known {
-            disk
-        } else {
-            let disk = self.connect(&name, access)?;
-            opened.push((name, disk.clone()));
-            disk
-        };
-        Ok(match disk {
-            Disk::Nbd(disk) => disk,
-            Disk::Http { hashed: Some(hashed), .. } => hashed,
-            Disk::Http { cached: Some(cached), .. } => cached,
-            Disk::Http { disk, .. } => disk,
-            Disk::Rbd(disk) => disk,
-            Disk::Whole(_, disk) => disk,
+        if let Some(known) = known(&opened, &name, access) {
+            return Ok(known);
+        }
+        let disk = self.connect(&name, access)?;
+        opened.push((name, disk.clone()));
+        Ok(disk)
+    }
+
+    /// A point of a store. Its layers are disks of their own, so that the list of open ones is not held meanwhile.
+    fn point(&self, point: &PointName, options: &HttpOptions) -> Result<Disk, IoError> {
+        let name = RemoteName::Point { name: point.clone(), options: Box::new(options.clone()) };
+        if let Some(known) = known(&self.opened.lock(), &name, Access::ReadOnly) {
+            return Ok(known);
+        }
+        let layers = Arc::new(Mutex::new(Vec::new()));
+        let opened = open_point(
+            point,
+            options,
+            &self.notices,
+            |object| {
+                let name = RemoteName::Object { name: object, options: Box::new(options.clone()) };
+                let disk = self.disk(name, Access::ReadOnly)?;
+                layers.lock().push(disk.clone());
+                Ok(disk.storage())
+            },
+            {
+                let layers = Arc::clone(&layers);
+                move || layers.lock().iter().flat_map(Disk::reads_afresh).collect::<Vec<_>>()
+            },
+        )?;
+        let disk = Disk::Point(point.clone(), Arc::new(opened));
+        self.opened.lock().push((name, disk.clone()));
+        Ok(disk)
+    }
+
+    /// Layers of a store, as images that can be opened.
+    ///
+    /// # Errors
+    /// An object can't be opened.
+    pub fn point_chain(&self, store: &PointStore, layers: &[Layer]) -> Result<PointChain, IoError> {
+        PointChain::new(store, layers, |object| {
+            let name = RemoteName::Object { name: object, options: Box::new(self.http_options()) };
+            self.open(name, Access::ReadOnly)
         })
     }
 
@@ -380,7 +451,7 @@ impl RemoteDisks {
                 }
                 Disk::Http { uncached, .. } => *uncached,
                 Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
-                Disk::Whole(..) => None,
+                Disk::Whole(..) | Disk::Point(..) => None,
             };
             if let Some(reason) = uncached {
                 self.tell(&format!("{name}: not cached: {reason}"));
@@ -399,10 +470,7 @@ impl RemoteDisks {
         let opened = self.opened.lock();
         let mut all = Vec::new();
         for (_, disk) in opened.iter() {
-            if let Disk::Http { disk, cached, .. } = disk {
-                all.extend(disk.reads_afresh());
-                all.extend(cached.as_ref().map(|cached| cached.reads_afresh()));
-            }
+            all.extend(disk.reads_afresh());
         }
         all
     }
@@ -415,7 +483,7 @@ impl RemoteDisks {
                 Disk::Nbd(disk) => disk.hurry(),
                 Disk::Http { disk, .. } => disk.hurry(),
                 Disk::Rbd(disk) => disk.hurry(),
-                Disk::Whole(..) => {}
+                Disk::Whole(..) | Disk::Point(..) => {}
             }
         }
     }
@@ -430,7 +498,7 @@ impl RemoteDisks {
                     hashed.as_ref().and_then(|hashed| hashed.failure()).or_else(|| disk.given_up())
                 }
                 Disk::Rbd(disk) => disk.given_up(),
-                Disk::Whole(..) => None,
+                Disk::Whole(..) | Disk::Point(..) => None,
             };
             if let Some(reason) = given_up {
                 self.tell(&format!("{}: {reason}", disk.name()));
@@ -462,6 +530,7 @@ impl RemoteDisks {
                     }
                 }
             }
+            RemoteName::Point { name, options } => return self.point(name, options),
             RemoteName::Rbd { name: image } => {
                 let (image, options) = ((**image).clone(), RbdOptions::default());
                 let disk = if self.take_new(name) {
@@ -495,6 +564,12 @@ impl RemoteDisks {
         };
         Ok(Disk::Http { disk, cached, uncached, hashed: None })
     }
+}
+
+/// A disk that is open already.
+fn known(opened: &[(RemoteName, Disk)], name: &RemoteName, access: Access) -> Option<Disk> {
+    let is_known = |(known, disk): &&(RemoteName, Disk)| known == name && disk.is_open_for(access);
+    opened.iter().find(is_known).map(|(_, disk)| disk.clone())
 }
 
 /// The failure to open a disk, with the option that lets it be opened.

@@ -18,6 +18,7 @@ use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags};
 use zebu::{OpenRemote, Remote, RemoteRefs};
 use zebu_remote::http::HttpUrl;
 use zebu_remote::nbd::TlsFiles;
+use zebu_store::points::{PointName, PointsPlace};
 
 impl Context {
     /// The file that `name` on the command line leads to: a local path, or the URL of a disk over the network.
@@ -90,6 +91,7 @@ impl Context {
                 Err("objects in stores are made by convert and backup only".to_owned())
             }
             RemoteName::Oci { .. } => Err("images of registries are made by push only".to_owned()),
+            RemoteName::Point { .. } => Err("points of stores are made by backup only".to_owned()),
             name @ RemoteName::Nbd { .. } => self.disks.names.note_remote(name),
             RemoteName::Rbd { name } if name.snapshot.is_some() => {
                 Err("snapshots can be read, not written".to_owned())
@@ -127,6 +129,9 @@ pub fn backing_argument(name: &OsStr) -> Result<Option<String>, String> {
     let Some(text) = name.to_str() else { return Ok(None) };
     if is_graph_name(text) || text.starts_with("json:") {
         return Err("an overlay needs the plain name of what it stands on".to_owned());
+    }
+    if PointName::is_name(text) && PointName::parse(text)?.point().is_none() {
+        return Err("an overlay needs the point that it stands on: store:...@POINT, as 'zebu points' lists them".to_owned());
     }
     Ok(is_server_name(text)?.then(|| text.to_owned()))
 }
@@ -189,7 +194,16 @@ impl Opener {
                 }
                 return Err("the image names a layout on this machine; --allow-refs all allows it".to_owned());
             }
-            RemoteName::Http { .. } | RemoteName::Object { .. } | RemoteName::Oci { .. } => return Ok(()),
+            RemoteName::Point { name, .. } if matches!(name.place(), PointsPlace::Folder(_)) => {
+                if is_said(|_| false) {
+                    return Ok(());
+                }
+                return Err("the image names a store on this machine; --allow-refs all allows it".to_owned());
+            }
+            RemoteName::Http { .. }
+            | RemoteName::Object { .. }
+            | RemoteName::Oci { .. }
+            | RemoteName::Point { .. } => return Ok(()),
         }
         Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
             .to_owned())

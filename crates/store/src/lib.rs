@@ -3,6 +3,8 @@
 //! An object is read by [`zebu_remote::http::HttpDisk`] at URLs that are signed here ([`signed_urls`]). One is written as an
 //! [`Upload`], a [`zebu_storage::Storage`] that takes each byte once.
 //!
+//! [`points`] keeps points in time of a disk, as layers and manifests.
+//!
 //! Requests are those of the crate `object_store`. Its futures run on one thread of this crate, and their bytes go through
 //! [`zebu_remote::http::HttpClient`]: certificates, proxies and sandboxes are as for web servers.
 
@@ -10,6 +12,7 @@ mod access;
 mod environment;
 mod failure;
 mod name;
+pub mod points;
 mod profiles;
 mod runtime;
 mod signing;

@@ -7,4 +7,5 @@ mod bitmap_bases;
 mod bitmap_matrix;
 mod live_backup;
 mod live_increments;
+mod points;
 mod restores;

@@ -2,6 +2,7 @@
 
 mod lazy_disks;
 mod object_stores;
+mod point_stores;
 mod rbd;
 mod registries;
 mod remote_cache;

@@ -1,9 +1,11 @@
 //! `zebu backup`: a disk into a new compressed image, with nothing left in the page cache.
 
 mod nbd;
+mod points;
 mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::commands::stores::shared::{KeepArgs, store_argument};
 use crate::compression::CompressionArgs;
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
@@ -21,7 +23,7 @@ use crate::values::{NamedFormat, OutputFormat, Rate, SpeedName, caches, formats,
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use zebu::jobs::{
     BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
     backup, drop_pages,
@@ -61,9 +63,9 @@ pub(crate) struct BackupArgs {
     #[arg(long, value_name = "SIZE", value_parser = size_argument, default_value = "64k")]
     cluster_size: u64,
 
-    /// How clusters are compressed
-    #[arg(long, value_enum, value_name = "zlib|zstd", hide_possible_values = true, default_value_t = Kind::Zlib)]
-    compression_type: Kind,
+    /// How clusters are compressed [default: zlib; zstd in a store of points]
+    #[arg(long, value_enum, value_name = "zlib|zstd", hide_possible_values = true)]
+    compression_type: Option<Kind>,
 
     #[command(flatten)]
     compression: CompressionArgs,
@@ -114,6 +116,9 @@ pub(crate) struct BackupArgs {
     dry_run: bool,
 
     #[command(flatten)]
+    keep: KeepArgs,
+
+    #[command(flatten)]
     packed: PackedArgs,
 
     #[command(flatten)]
@@ -133,7 +138,7 @@ pub(crate) struct BackupArgs {
     #[arg(value_name = "SOURCE")]
     source: OsString,
 
-    /// The backup; it must not exist
+    /// The backup, which must not exist; or a store, store:DIR/NAME or store:s3://BUCKET/PREFIX/NAME, which gets its next point
     #[arg(value_name = "TARGET", value_parser = target_argument())]
     target: PathBuf,
 }
@@ -187,6 +192,12 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if args.previous.is_some() && args.previous_manifest.is_none() && args.bitmap.is_none() {
         return Err(Failure::usage("--previous needs --bitmap or --previous-manifest"));
     }
+    if let Some(store) = store_argument(args.target.as_os_str())? {
+        return points::run(args, context, &store);
+    }
+    if args.keep.is_given() {
+        return Err(Failure::usage("--keep-last, --keep-daily, --keep-weekly and --keep-monthly are for stores (store:DIR/NAME)"));
+    }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let cache = args.source_cache.unwrap_or_default();
@@ -210,7 +221,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         });
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let mut options = BackupOptions::new(&args.target).lock_wait(lock_wait(context.dialect));
+    let mut options = options(args, context, &args.target, &watch);
     let object = store_name(args.target.as_os_str())?;
     let disk = if object.is_none() { nbd::disk_on_server(context, args.target.as_os_str())? } else { None };
     if object.is_some() {
@@ -233,26 +244,13 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     {
         stderr::tell(context.dialect, &format!("writes to the target: {unasked}"));
     }
-    options.cluster_size = args.cluster_size;
-    options.compression = match args.compression_type {
-        Kind::Zlib => Compression::Zlib,
-        Kind::Zstd => Compression::Zstd,
-    };
-    options.compress = args.compression.options();
     options.manifest.clone_from(&args.manifest);
-    options.bitmap.clone_from(&args.bitmap);
     options.previous = args
         .previous
         .as_ref()
         .map(|image| PreviousBackup::new(image.clone()).manifest(args.previous_manifest.clone()));
     options.refs = spec.options.refs.clone();
-    options.buffer_memory = args.buffer_memory;
     options.interrupted = if args.resume { Interrupted::Resume } else { Interrupted::Restart };
-    options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
-    options.decryption = if args.decrypt { Decryption::Allow } else { Decryption::Refuse };
-    options.speed = args.speed.speed();
-    options.control = watch.control();
-    options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
     let order = if args.skip_errors { Order::Any } else { Order::Once };
     let first = back_up(args, &session, spec.clone(), options.clone(), &mut watch, order);
     let report = match (first, unpacking_of(&context.disks, std::slice::from_ref(&spec))) {
@@ -267,6 +265,25 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         drop_pages(&args.target);
     }
     tell(args, context, &report)
+}
+
+/// The options that hold wherever the backup goes.
+fn options(args: &BackupArgs, context: &Context, target: &Path, watch: &Watch) -> BackupOptions {
+    let mut options = BackupOptions::new(target).lock_wait(lock_wait(context.dialect));
+    options.cluster_size = args.cluster_size;
+    options.compression = match args.compression_type {
+        None | Some(Kind::Zlib) => Compression::Zlib,
+        Some(Kind::Zstd) => Compression::Zstd,
+    };
+    options.compress = args.compression.options();
+    options.bitmap.clone_from(&args.bitmap);
+    options.buffer_memory = args.buffer_memory;
+    options.source_errors = if args.skip_errors { SourceErrors::Skip } else { SourceErrors::Stop };
+    options.decryption = if args.decrypt { Decryption::Allow } else { Decryption::Refuse };
+    options.speed = args.speed.speed();
+    options.control = watch.control();
+    options.control.rate_limit = args.rate_limit.and_then(|rate| rate.0);
+    options
 }
 
 /// Makes the backup, wherever it goes.

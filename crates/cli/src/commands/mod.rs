@@ -26,5 +26,6 @@ pub(crate) mod rebase;
 pub(crate) mod resize;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
+pub(crate) mod stores;
 pub(crate) mod top;
 pub(crate) mod verify;

@@ -1,6 +1,8 @@
 //! `zebu verify`: reads every cluster of an image, and compares it with a manifest.
 
 use crate::arguments::InspectArgs;
+use crate::commands::stores;
+use crate::commands::stores::shared::store_argument;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
@@ -42,7 +44,7 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     inspect: InspectArgs,
 
-    /// The image
+    /// The image, or a store of points: store:DIR/NAME[@POINT]
     #[arg(value_name = "FILENAME")]
     file: OsString,
 }
@@ -70,6 +72,12 @@ struct BadRange {
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<u8, Failure> {
+    if let Some(store) = store_argument(&args.file)? {
+        if args.manifest.is_some() || args.format.is_some() {
+            return Err(Failure::usage("a store of points has hashes and formats of its own: leave --manifest and -f out"));
+        }
+        return stores::verify::run(&store, &args.inspect, args.progress, args.quiet, context);
+    }
     let mut spec = args.inspect.image.resolve(
         context,
         &args.file,

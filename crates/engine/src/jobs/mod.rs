@@ -42,7 +42,7 @@ pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
 pub use backup::{
-    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, StreamedBackup,
+    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup, SourceErrors, StreamedBackup,
     backup, backup_streamed,
 };
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};

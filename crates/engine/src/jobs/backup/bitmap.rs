@@ -1,6 +1,6 @@
 //! Backups by a persistent dirty bitmap: which of the disk has changed since the previous one.
 
-use super::options::{BackupOptions, PreviousBackup, SourceErrors};
+use super::options::{BackupOptions, BitmapUse, PreviousBackup, SourceErrors};
 use super::unreadable::Unreadable;
 use super::zero_run;
 use crate::Remedy;
@@ -57,8 +57,15 @@ impl Dirty {
         let found = source.bitmaps().into_iter().find(|bitmap| bitmap.name == *name);
         let base = found.as_ref().and_then(|bitmap| bitmap.base);
         let dirty = |bits| Self { name: name.clone(), bits, previous_size: 0, base };
+        if options.bitmap_use == BitmapUse::Restart
+            && let Some(found) = &found
+            && found.in_use
+        {
+            source.remove_bitmap(worker, name).await?;
+            return Ok(Some(dirty(None)));
+        }
         let Some(found) = found else {
-            if options.previous.is_none() {
+            if options.previous.is_none() || options.bitmap_use == BitmapUse::Restart {
                 return Ok(Some(dirty(None)));
             }
             let message = format!(
@@ -81,9 +88,9 @@ impl Dirty {
             );
             return refuse(ErrorKind::InvalidArgument, message, Some(Remedy::EnableBitmap));
         }
-        let bits = match options.previous {
-            Some(_) => Some(source.bitmap_bits(worker, name).await?),
-            None => None,
+        let bits = match (&options.previous, options.bitmap_use) {
+            (Some(_), BitmapUse::Believe) => Some(source.bitmap_bits(worker, name).await?),
+            _ => None,
         };
         Ok(Some(dirty(bits)))
     }

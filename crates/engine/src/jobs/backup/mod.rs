@@ -15,7 +15,9 @@ mod samples;
 mod streamed;
 mod unreadable;
 
-pub use options::{BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors};
+pub use options::{
+    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup, SourceErrors,
+};
 pub use streamed::{StreamedBackup, backup_streamed};
 
 use super::manifest::{Coverage, Digest, ManifestReader, ManifestWriter, Preamble, Subject};
@@ -76,7 +78,7 @@ pub async fn backup(worker: &Worker, source: &Image, options: &BackupOptions) ->
     let subject = Subject { virtual_size: source.virtual_size(), cluster_size: options.cluster_size };
     if let Some(base) = &options.previous
         && base.manifest.is_none()
-        && options.bitmap.is_none()
+        && (options.bitmap.is_none() || options.bitmap_use == BitmapUse::Restart)
     {
         let message = "an increment needs a bitmap of the source, or the manifest of the previous backup";
         return Err(Error::new(ErrorKind::InvalidArgument, message).on(&base.image));

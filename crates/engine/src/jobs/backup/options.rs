@@ -3,8 +3,9 @@
 use crate::jobs::convert::SkippedRange;
 use crate::jobs::pace::Speed;
 use crate::progress::JobControl;
-use crate::{CacheMode, CompressOptions, Compression, RefPolicy};
+use crate::{CacheMode, CompressOptions, Compression, Format, RefPolicy, Remote};
 use std::path::PathBuf;
+use zebu_qcow2::BackupId;
 use zebu_storage::LockWait;
 
 /// Where a backup that was interrupted goes on.
@@ -40,6 +41,31 @@ pub enum SourceErrors {
     Skip,
 }
 
+/// The use that is made of the bitmap that the options name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BitmapUse {
+    /// An increment reads only what it marks.
+    #[default]
+    Believe,
+    /// It is not asked. It starts at this backup: one that is inconsistent is removed at the beginning, and one that is missing is
+    /// added at the end. An increment needs the manifest of the previous backup.
+    Restart,
+}
+
+/// The id that a backup is marked with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BackupIdentity {
+    /// A new one, if there is a bitmap that goes on from it.
+    #[default]
+    WithBitmap,
+    /// A new one.
+    New,
+    /// That of a backup that it takes the place of.
+    Same(BackupId),
+}
+
 /// The backup that an increment stands on.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -48,14 +74,33 @@ pub struct PreviousBackup {
     pub image: PathBuf,
     /// Its manifest. By a bitmap, an increment is made without one too; then it has none itself.
     pub manifest: Option<PathBuf>,
+    /// All qcow2 images below it, the next one first, in place of those that the images name. Default: `None`.
+    pub below: Option<Vec<PathBuf>>,
+    /// The name of the backing file that the increment gets. Default: `None`, which is the path from the target to `image`.
+    pub name: Option<String>,
+    /// The opener of `image` and `below`, where they are no local files. Default: there is none.
+    pub remote: Remote,
 }
 
-zebu_storage::option_setters!(PreviousBackup { manifest: impl Into<Option<PathBuf>> });
+zebu_storage::option_setters!(PreviousBackup {
+    manifest: impl Into<Option<PathBuf>>,
+    below: impl Into<Option<Vec<PathBuf>>>,
+    name: impl Into<Option<String>>,
+    remote: Remote,
+});
 
 impl PreviousBackup {
     /// The backup in this file, whose manifest is not known.
     pub fn new(image: impl Into<PathBuf>) -> Self {
-        Self { image: image.into(), manifest: None }
+        Self { image: image.into(), manifest: None, below: None, name: None, remote: Remote::default() }
+    }
+
+    /// Backing files of the images from `image` on, where the caller gives all of them.
+    pub(super) fn given_below(&self) -> Vec<Option<(PathBuf, Option<Format>)>> {
+        let Some(below) = &self.below else { return Vec::new() };
+        let images = below.iter().map(|path| Some((path.clone(), Some(Format::Qcow2))));
+        // Below the lowest there is nothing.
+        images.chain([Some((PathBuf::new(), None))]).collect()
     }
 }
 
@@ -81,6 +126,10 @@ pub struct BackupOptions {
     /// ([`SourceErrors::Skip`]) it is not cleared, and that is dirty in it. The backup is marked with an id
     /// ([`crate::Image::backup_id`]) that the bitmap goes on from. Default: `None`.
     pub bitmap: Option<String>,
+    /// Whether the bitmap is believed. Default: [`BitmapUse::Believe`].
+    pub bitmap_use: BitmapUse,
+    /// The id that the backup is marked with. Default: [`BackupIdentity::WithBitmap`].
+    pub identity: BackupIdentity,
     /// For an increment: what it stands on. Only clusters whose hash has changed are written.
     /// Default: `None`: a full backup.
     pub previous: Option<PreviousBackup>,
@@ -112,6 +161,8 @@ zebu_storage::option_setters!(BackupOptions {
     compress: CompressOptions,
     manifest: impl Into<Option<PathBuf>>,
     bitmap: impl Into<Option<String>>,
+    bitmap_use: BitmapUse,
+    identity: BackupIdentity,
     previous: impl Into<Option<PreviousBackup>>,
     refs: RefPolicy,
     lock_wait: LockWait,
@@ -134,6 +185,8 @@ impl BackupOptions {
             compress: CompressOptions::default(),
             manifest: None,
             bitmap: None,
+            bitmap_use: BitmapUse::default(),
+            identity: BackupIdentity::default(),
             previous: None,
             refs: RefPolicy::default(),
             lock_wait: LockWait::default(),

@@ -2,7 +2,7 @@
 
 use super::claim::{Claim, Left, exists};
 use super::leftovers::Leftovers;
-use super::options::{BackupOptions, Interrupted};
+use super::options::{BackupIdentity, BackupOptions, Interrupted, PreviousBackup};
 use super::previous::check_independent;
 use super::samples::Samples;
 use super::unreadable::Unreadable;
@@ -111,14 +111,17 @@ impl Partial {
             cache: options.cache,
             refs: options.refs.clone(),
             lock_wait: options.lock_wait.clone(),
+            remote: options.previous.as_ref().map(|previous| previous.remote.clone()).unwrap_or_default(),
             backing: match &options.previous {
-                Some(previous) => Some((absolute(&previous.image)?, Some(Format::Qcow2))),
+                Some(previous) => Some((place(previous)?, Some(Format::Qcow2))),
                 None => None,
             },
+            backing_below: options.previous.iter().flat_map(PreviousBackup::given_below).collect(),
             compress: CompressOptions { gather_memory, ..options.compress.clone() },
             ..OpenOptions::default()
         };
         let backing = match &options.previous {
+            Some(PreviousBackup { name: Some(name), .. }) => Some((name.clone(), Format::Qcow2)),
             Some(previous) => Some((backing_name(&previous.image, &options.target)?, Format::Qcow2)),
             None => None,
         };
@@ -222,8 +225,13 @@ impl Partial {
         worker: &Worker,
         options: &BackupOptions,
     ) -> Result<(u64, Option<String>, Option<BackupId>)> {
-        let marked = match &options.bitmap {
-            Some(_) => self.image.mark_as_backup(worker, new_backup_id()?, self.image.footing()).await,
+        let id = match (options.identity, &options.bitmap) {
+            (BackupIdentity::WithBitmap, None) => None,
+            (BackupIdentity::WithBitmap | BackupIdentity::New, _) => Some(new_backup_id()?),
+            (BackupIdentity::Same(id), _) => Some(id),
+        };
+        let marked = match id {
+            Some(id) => self.image.mark_as_backup(worker, id, self.image.footing()).await,
             None => Ok(None),
         };
         let closed = self.image.close(worker).await;
@@ -361,6 +369,15 @@ fn check_preamble(begun: &Preamble, now: &Preamble, source: &Image, partial: &Pa
             "the interrupted backup stands on another previous backup, with another manifest: name that one, or begin \
              it anew",
         ),
+    }
+}
+
+/// The path by which the previous backup is opened, whatever the directory of the one above.
+fn place(previous: &PreviousBackup) -> Result<PathBuf> {
+    match previous.below {
+        // Its opener knows it by this name.
+        Some(_) => Ok(previous.image.clone()),
+        None => absolute(&previous.image),
     }
 }
 

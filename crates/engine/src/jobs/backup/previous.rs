@@ -68,10 +68,14 @@ pub(super) async fn open(
     };
     let cancel = options.control.cancel.clone();
     let hash = worker.run_blocking(move || hash_of_whole(&manifest, &cancel, unfit)).await?;
+    let mut below = base.given_below().into_iter();
     let open = OpenOptions {
         format: Some(Format::Qcow2),
         cache: options.cache,
         refs: options.refs.clone(),
+        remote: base.remote.clone(),
+        backing: below.next().flatten(),
+        backing_below: below.collect(),
         ..OpenOptions::default()
     };
     let image = Image::open(worker, &base.image, &open).await?;

@@ -1,0 +1,9 @@
+//! Commands on stores of points in time.
+
+pub(crate) mod compact;
+pub(crate) mod delta;
+pub(crate) mod forget;
+pub(crate) mod points;
+pub(crate) mod restore;
+pub(crate) mod shared;
+pub(crate) mod verify;

@@ -1,0 +1,185 @@
+//! The place of a store: a folder or a prefix of a bucket, with the few things that points ask of it.
+
+use super::error::{PointsError, PointsErrorKind};
+use super::folder::Folder;
+use super::name::{PointName, PointsPlace};
+use super::objects::Objects;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use zebu_remote::http::HttpOptions;
+
+/// The most bytes of an object that is read into memory.
+pub(super) const LARGEST_DOCUMENT: u64 = 1 << 20;
+/// The most objects of one kind.
+pub(super) const MOST_OBJECTS: usize = 1_000_000;
+
+/// What became of an object that was to be made or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wrote {
+    /// It is there, durably.
+    Done,
+    /// Another has the name, or it was changed meanwhile: nothing was written.
+    Lost,
+}
+
+/// An object in memory, and its version.
+#[derive(Debug, Clone)]
+pub(super) struct Document {
+    pub(super) bytes: Vec<u8>,
+    pub(super) version: String,
+}
+
+/// An object that says that somebody is at work. In a folder it is locked as long as this lives.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) key: String,
+    /// The lock, of a folder's.
+    _lock: Option<File>,
+}
+
+impl Held {
+    pub(super) fn new(key: &str, lock: Option<File>) -> Self {
+        Self { key: key.to_owned(), _lock: lock }
+    }
+}
+
+/// Where somebody who left an object that is held is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// At work.
+    Alive,
+    /// Gone.
+    Gone,
+    /// Nobody can tell: a bucket has no locks.
+    Unknown,
+}
+
+/// A failure of a place: its kind and the reason.
+pub(super) type Failed = (PointsErrorKind, String);
+
+/// The place of a store.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) name: PointName,
+    kind: Arc<Kind>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Folder(Folder),
+    Objects(Objects),
+}
+
+macro_rules! both {
+    ($self:ident, $key:expr, $place:ident => $call:expr) => {
+        match &*$self.kind {
+            Kind::Folder($place) => $call,
+            Kind::Objects($place) => $call,
+        }
+        .map_err(|failed: Failed| $self.failed($key, failed))
+    };
+}
+
+impl Place {
+    pub(super) fn open(name: &PointName, http: &HttpOptions) -> Result<Self, PointsError> {
+        let name = name.store();
+        let kind = match name.place() {
+            PointsPlace::Folder(path) => Kind::Folder(Folder::new(path)),
+            PointsPlace::Objects(prefix) => Kind::Objects(
+                Objects::new(prefix, http)
+                    .map_err(|(kind, reason)| PointsError::new(kind, &name, "", &reason))?,
+            ),
+        };
+        Ok(Self { name, kind: Arc::new(kind) })
+    }
+
+    pub(super) fn failed(&self, key: &str, (kind, reason): Failed) -> PointsError {
+        PointsError::new(kind, &self.name, key, &reason)
+    }
+
+    pub(super) fn damaged(&self, key: &str, reason: &str) -> PointsError {
+        self.failed(key, (PointsErrorKind::Damaged, reason.to_owned()))
+    }
+
+    /// The folder, if it is one.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        match &*self.kind {
+            Kind::Folder(folder) => Some(folder.path()),
+            Kind::Objects(_) => None,
+        }
+    }
+
+    /// Makes what a new store needs.
+    pub(super) fn prepare(&self) -> Result<(), PointsError> {
+        match &*self.kind {
+            Kind::Folder(folder) => folder.prepare().map_err(|failed| self.failed("", failed)),
+            Kind::Objects(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn get(&self, key: &str) -> Result<Option<Document>, PointsError> {
+        both!(self, key, place => place.get(key))
+    }
+
+    pub(super) fn create(&self, key: &str, bytes: &[u8]) -> Result<Wrote, PointsError> {
+        both!(self, key, place => place.create(key, bytes))
+    }
+
+    pub(super) fn put(&self, key: &str, bytes: &[u8]) -> Result<(), PointsError> {
+        both!(self, key, place => place.put(key, bytes))
+    }
+
+    pub(super) fn replace(&self, key: &str, version: &str, bytes: &[u8]) -> Result<Wrote, PointsError> {
+        both!(self, key, place => place.replace(key, version, bytes))
+    }
+
+    pub(super) fn delete(&self, key: &str) -> Result<(), PointsError> {
+        both!(self, key, place => place.delete(key))
+    }
+
+    /// Names and lengths of the objects in a part of the store.
+    pub(super) fn list(&self, part: &str) -> Result<Vec<(String, u64)>, PointsError> {
+        let found = both!(self, part, place => place.list(part))?;
+        if found.len() > MOST_OBJECTS {
+            return Err(self.damaged(part, &format!("there are more than {MOST_OBJECTS} objects")));
+        }
+        Ok(found)
+    }
+
+    /// The length of an object; none if it is missing.
+    pub(super) fn length(&self, key: &str) -> Result<Option<u64>, PointsError> {
+        both!(self, key, place => place.length(key))
+    }
+
+    /// Makes an object of a whole file; in a folder, the file is moved there.
+    pub(super) fn take_in(&self, key: &str, file: &Path) -> Result<(), PointsError> {
+        both!(self, key, place => place.take_in(key, file))
+    }
+
+    /// Gives the bytes of an object, piece by piece; `false`: it is missing.
+    pub(super) fn read(&self, key: &str, mut tell: impl FnMut(&[u8]) -> Result<(), String>) -> Result<bool, PointsError> {
+        both!(self, key, place => place.read(key, &mut tell))
+    }
+
+    pub(super) fn hold(&self, key: &str, bytes: &[u8]) -> Result<Held, PointsError> {
+        both!(self, key, place => place.hold(key, bytes))
+    }
+
+    pub(super) fn holder(&self, key: &str) -> Result<Holder, PointsError> {
+        both!(self, key, place => place.holder(key))
+    }
+
+    /// A new directory on this machine for files that become objects.
+    pub(super) fn work_directory(&self, id: &str) -> Result<PathBuf, PointsError> {
+        both!(self, id, place => place.work_directory(id))
+    }
+
+    /// Removes what work that was cut off has left beside the objects.
+    pub(super) fn tidy(&self) -> Result<(), PointsError> {
+        match &*self.kind {
+            Kind::Folder(folder) => folder.tidy().map_err(|failed| self.failed("tmp", failed)),
+            Kind::Objects(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Points that are forgotten, and objects that nothing names any more.
+//!
+//! A prune marks its candidates, then looks again at claims and points, and removes what none of them names. Work that needs a
+//! layer claims it, then looks at the marks. Whichever came second sees the other.
+
+use super::claim::{Listed, keys_of, listed};
+use super::error::{PointsError, PointsErrorKind};
+use super::keep::{Keep, kept};
+use super::manifest::{Point, hashes_key, layer_key};
+use super::place::Holder;
+use super::point_store::{Found, PointStore, new_id};
+use super::sha::is_hash;
+use std::collections::HashSet;
+
+/// The most objects that a mark names.
+const MARKED_AT_ONCE: usize = 4096;
+
+/// Points that were forgotten, and those that stay.
+#[derive(Debug, Clone, Default)]
+pub struct Forgotten {
+    /// Names of those that are gone, the oldest first.
+    pub removed: Vec<String>,
+    /// Names of those that stay.
+    pub kept: Vec<String>,
+}
+
+/// Claims and marks of work that may be cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locks {
+    /// They count, but in a folder for those of processes that are gone.
+    Respect,
+    /// They are removed, but in a folder for those of processes that live.
+    Break,
+}
+
+/// The result of a prune.
+#[derive(Debug, Clone, Default)]
+pub struct Pruned {
+    /// Objects that were removed.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those whose unfinished work kept objects: a host and a process each.
+    pub unfinished: Vec<String>,
+}
+
+impl PointStore {
+    /// Forgets the points that no rule keeps; if `only` is given, that point instead. Their layers stay until a prune.
+    ///
+    /// # Errors
+    /// A manifest is damaged; there is no such point; the store's.
+    pub fn forget(&self, keep: &Keep, only: Option<&str>) -> Result<Forgotten, PointsError> {
+        let points = self.whole()?;
+        let times: Vec<u64> = points.iter().map(|point| point.time).collect();
+        let stays = match only {
+            Some(only) => {
+                self.point(Some(only))?;
+                points.iter().map(|point| point.name != only).collect()
+            }
+            None if keep.is_empty() => vec![true; points.len()],
+            None => kept(&times, keep),
+        };
+        let mut forgotten = Forgotten::default();
+        for (point, stays) in points.into_iter().zip(stays) {
+            if stays {
+                forgotten.kept.push(point.name);
+                continue;
+            }
+            self.place.delete(&point.key())?;
+            self.place.delete(&format!("verified/{}.json", point.name))?;
+            forgotten.removed.push(point.name);
+        }
+        Ok(forgotten)
+    }
+
+    /// All points, of which none is damaged.
+    fn whole(&self) -> Result<Vec<Point>, PointsError> {
+        let Found { points, mut damaged } = self.found()?;
+        match damaged.pop() {
+            None => Ok(points),
+            Some(error) => Err(PointsError::new(
+                PointsErrorKind::Damaged,
+                &self.place.name,
+                "",
+                &format!("nothing is removed, because it is not known which layers a point needs: {error}"),
+            )),
+        }
+    }
+
+    /// Keys that points name.
+    fn named(&self) -> Result<HashSet<String>, PointsError> {
+        Ok(self.whole()?.iter().flat_map(|point| keys_of(&point.layers)).collect())
+    }
+
+    /// Removes objects that no point and no unfinished work names, and what cut off work has left.
+    ///
+    /// # Errors
+    /// A manifest is damaged; the store's.
+    pub fn prune(&self, locks: Locks) -> Result<Pruned, PointsError> {
+        self.remove_stale(locks)?;
+        // Objects first: what comes later is no candidate.
+        let mut objects = Vec::new();
+        for (part, key_of) in [("layers", layer_key as fn(&str) -> String), ("hashes", hashes_key)] {
+            for (name, size) in self.place.list(part)? {
+                let key = format!("{part}/{name}");
+                let sha = name.split('.').next().filter(|sha| is_hash(sha));
+                if sha.is_some_and(|sha| key_of(sha) == key) {
+                    objects.push((key, size));
+                }
+            }
+        }
+        let named = self.named()?;
+        let claims = listed(&self.place, "claims")?;
+        self.place.tidy()?;
+        let claimed: HashSet<&String> = claims.iter().flat_map(|(_, claim)| &claim.objects).collect();
+        objects.retain(|(key, _)| !named.contains(key) && !claimed.contains(key));
+        let mut pruned = Pruned::default();
+        for (_, claim) in claims.iter().filter(|(key, _)| !key.contains('-')) {
+            pruned.unfinished.push(claim.by.clone());
+        }
+        for some in objects.chunks(MARKED_AT_ONCE) {
+            self.sweep(some, &mut pruned)?;
+        }
+        Ok(pruned)
+    }
+
+    fn sweep(&self, candidates: &[(String, u64)], pruned: &mut Pruned) -> Result<(), PointsError> {
+        let keys = candidates.iter().map(|(key, _)| key.clone()).collect();
+        let mark = self.place.hold(&format!("marks/{}.json", new_id()), &Listed::new(keys).to_bytes())?;
+        let swept = (|| {
+            // Claims first: one that has ended meanwhile has published its point before.
+            let claims = listed(&self.place, "claims")?;
+            let mut stays: HashSet<String> = claims.into_iter().flat_map(|(_, claim)| claim.objects).collect();
+            stays.extend(self.named()?);
+            for (key, size) in candidates.iter().filter(|(key, _)| !stays.contains(key)) {
+                self.place.delete(key)?;
+                pruned.objects += 1;
+                pruned.bytes += size;
+            }
+            Ok(())
+        })();
+        let ended = self.place.delete(&mark.key);
+        swept.and(ended)
+    }
+
+    fn remove_stale(&self, locks: Locks) -> Result<(), PointsError> {
+        for part in ["claims", "marks"] {
+            for (name, _) in self.place.list(part)? {
+                let key = format!("{part}/{name}");
+                let goes = match self.place.holder(&key)? {
+                    Holder::Gone => true,
+                    Holder::Alive => false,
+                    Holder::Unknown => locks == Locks::Break,
+                };
+                if goes {
+                    self.place.delete(&key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
