@@ -21,7 +21,7 @@ const MOST_NAMES: u32 = 1000;
 pub struct PointChain {
     /// The image of the top.
     pub top: PathBuf,
-    /// Those below it, the next one first.
+    /// The images below it, the next one first.
     pub below: Vec<PathBuf>,
     /// The opener of both.
     pub remote: Remote,

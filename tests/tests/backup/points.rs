@@ -13,6 +13,7 @@ use zebu_tests::program::{Finished, zebu, zebu_program};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
+use zebu_tests::server::kill_until_free;
 
 const STORE: &str = "store:backups/vm1";
 const DISK: &str = "disk.qcow2";
@@ -413,12 +414,11 @@ fn what_is_killed_harms_no_point() {
         let words = *scene.random.pick(&commands);
         let before = scene.points();
         let mut command = Command::new(zebu_program());
-        command.args(words).current_dir(scene.scratch.path()).stdin(Stdio::null()).stderr(Stdio::piped());
+        command.args(words).current_dir(scene.scratch.path()).stdin(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_micros(scene.random.below(120_000)));
-        let _ = child.kill();
-        let ended = child.wait_with_output().unwrap();
-        killed += u64::from(ended.status.code().is_none());
+        kill_until_free(&mut child);
+        killed += u64::from(child.wait().unwrap().code().is_none());
         let after = scene.points();
         for point in after.iter().filter(|point| !before.contains(point)) {
             scene.copies.insert(point.clone(), copy.clone());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The most objects that a claim names.
 const MOST: usize = 100_000;
 
-/// What a claim or a mark says.
+/// Text of a claim or a mark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     pub(super) version: u32,

@@ -4,7 +4,7 @@ use crate::name::StoreName;
 use std::fmt;
 use std::path::PathBuf;
 
-/// What a name of a store begins with.
+/// Beginning of the name of a store.
 const PREFIX: &str = "store:";
 /// The longest name of a point, in bytes.
 const LONGEST_POINT: usize = 64;

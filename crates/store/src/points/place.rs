@@ -14,7 +14,7 @@ pub(super) const LARGEST_DOCUMENT: u64 = 1 << 20;
 /// The most objects of one kind.
 pub(super) const MOST_OBJECTS: usize = 1_000_000;
 
-/// What became of an object that was to be made or replaced.
+/// The fate of an object that was to be made or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wrote {
     /// It is there, durably.

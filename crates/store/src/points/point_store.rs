@@ -362,7 +362,7 @@ impl PointStore {
         self.place.put(&format!("verified/{}.json", point.name), &bytes)
     }
 
-    /// When points were verified last, by their names: seconds after the beginning of 1970.
+    /// Times of the last verification of points, by their names: seconds after the beginning of 1970.
     ///
     /// # Errors
     /// The store's.

@@ -40,7 +40,7 @@ pub struct Pruned {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Those whose unfinished work kept objects: a host and a process each.
+    /// Processes whose unfinished work kept objects, with their hosts.
     pub unfinished: Vec<String>,
 }
 

@@ -27,7 +27,7 @@ const TRIES: u32 = 5;
 enum Way {
     /// All of the disk was read and stored.
     Full,
-    /// What the bitmap marks was read.
+    /// Only marks of the bitmap were read.
     Bitmap,
     /// All of the disk was read, and what differs from the last point stored.
     Scan,
@@ -60,7 +60,7 @@ struct Base {
     id: Option<BackupId>,
 }
 
-/// What was made, before it is published.
+/// A point that is made and not published yet.
 struct Made {
     report: BackupReport,
     point: Point,

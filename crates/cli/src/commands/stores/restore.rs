@@ -83,7 +83,7 @@ struct Line {
     convert: ConvertArgs,
 }
 
-/// What there is of the name of the target.
+/// The kind of place that the name of the target leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     New,

@@ -1,4 +1,4 @@
-//! What commands on stores have in common: names, rules, failures.
+//! Names, rules and failures of all commands on stores.
 
 use crate::failure::Failure;
 use std::ffi::OsStr;

@@ -84,7 +84,7 @@ pub(crate) fn run(
     Ok(if report.damaged == 0 { 0 } else { DAMAGED })
 }
 
-/// What is wrong with a point.
+/// Errors of a point.
 fn errors_of(
     session: &Session,
     store: &PointStore,
