@@ -6,7 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu::jobs::{Cancel, ManifestIndex};
-use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage, Worker, WorkerConfig};
+use zebu::storage::{
+    Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage, Worker, WorkerConfig,
+};
 use zebu::{Format, Image, OpenOptions, OpenRemote, RefPolicy, Remote, RemoteRefs};
 use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
 use zebu_remote::http::HttpOptions;
@@ -108,7 +110,9 @@ impl Scratch {
             let path = std::env::temp_dir().join(format!(".zebu-point-{}-{number}", std::process::id()));
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Self(path)),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < MOST_NAMES => number += 1,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < MOST_NAMES => {
+                    number += 1
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -141,7 +145,11 @@ pub(crate) fn open_point<G: Send + 'static>(
     let index = ManifestIndex::open(&hashes, &Cancel::default()).map_err(|error| told(error.to_string()))?;
     drop(scratch);
     if index.virtual_size() != point.disk_size {
-        return Err(told(format!("the hashes are of a disk of {} bytes, the point of {}", index.virtual_size(), point.disk_size)));
+        return Err(told(format!(
+            "the hashes are of a disk of {} bytes, the point of {}",
+            index.virtual_size(),
+            point.disk_size
+        )));
     }
     let chain = PointChain::new(&store, &point.layers, open)?;
     let worker = Worker::new(&WorkerConfig::default())?;

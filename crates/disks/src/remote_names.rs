@@ -131,7 +131,10 @@ pub fn backing_argument(name: &OsStr) -> Result<Option<String>, String> {
         return Err("an overlay needs the plain name of what it stands on".to_owned());
     }
     if PointName::is_name(text) && PointName::parse(text)?.point().is_none() {
-        return Err("an overlay needs the point that it stands on: store:...@POINT, as 'zebu points' lists them".to_owned());
+        return Err(
+            "an overlay needs the point that it stands on: store:...@POINT, as 'zebu points' lists them"
+                .to_owned(),
+        );
     }
     Ok(is_server_name(text)?.then(|| text.to_owned()))
 }

@@ -52,7 +52,8 @@ impl Scene {
 
     /// Changes the disk here and there.
     fn write(&mut self) {
-        let mut commands = vec!["io".to_owned(), "-f".into(), "qcow2".into(), "-t".into(), "writeback".into()];
+        let mut commands =
+            vec!["io".to_owned(), "-f".into(), "qcow2".into(), "-t".into(), "writeback".into()];
         for _ in 0..self.random.between(3, 10) {
             let offset = self.random.below(self.size / 512) * 512;
             let len = (512 * self.random.between(1, 3000)).min(self.size - offset);
@@ -85,7 +86,12 @@ impl Scene {
 
     fn points(&self) -> Vec<String> {
         let list = self.json(&["points", STORE]);
-        list["points"].as_array().unwrap().iter().map(|point| point["name"].as_str().unwrap().to_owned()).collect()
+        list["points"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|point| point["name"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// A point restores what the disk was.
@@ -94,7 +100,8 @@ impl Scene {
         self.zebu(&["restore", "-q", "--force", &name, "restored.raw"]).ok();
         let copy = self.copies[point].to_str().unwrap();
         self.qemu.img(self.dir(), ["compare", "-f", "raw", "-F", "raw", copy, "restored.raw"]).ok();
-        let lengths = [copy, "restored.raw"].map(|file| std::fs::metadata(self.dir().join(file)).unwrap().len());
+        let lengths =
+            [copy, "restored.raw"].map(|file| std::fs::metadata(self.dir().join(file)).unwrap().len());
         assert_eq!(lengths[0], lengths[1]);
     }
 
@@ -139,7 +146,10 @@ fn every_point_shows_what_the_disk_was() {
         let list = scene.json(&["points", STORE]);
         let points = list["points"].as_array().unwrap();
         assert!(points.iter().all(|point| point["verified"].is_string()), "{list}");
-        assert!(points.windows(2).all(|two| two[0]["sequence"].as_u64() < two[1]["sequence"].as_u64()), "{list}");
+        assert!(
+            points.windows(2).all(|two| two[0]["sequence"].as_u64() < two[1]["sequence"].as_u64()),
+            "{list}"
+        );
 
         // The two oldest stand on two layers of which the first was merged; all others go.
         let before = scene.objects("layers").len();
@@ -238,7 +248,9 @@ fn damage_is_found_and_harms_only_what_needs_it() {
                 let report: Value = serde_json::from_str(&found.stdout).unwrap();
                 let own = damaged.file_name().unwrap().to_str().unwrap();
                 assert!(found.stderr.contains(own) && found.stderr.contains(STORE), "{what}: {found}");
-                for (number, (verdict, point)) in report["points"].as_array().unwrap().iter().zip(&points).enumerate() {
+                for (number, (verdict, point)) in
+                    report["points"].as_array().unwrap().iter().zip(&points).enumerate()
+                {
                     let needs = number >= index;
                     assert_eq!(verdict["status"] == "damaged", needs, "{what}: {report}");
                     if !needs {
@@ -276,7 +288,10 @@ fn damage_is_found_and_harms_only_what_needs_it() {
     ] {
         std::fs::write(&manifest, &wrong).unwrap();
         let listed = scene.zebu(&["points", STORE]).exits(2);
-        assert!(listed.stderr.contains("points/00000002.json") && listed.stdout.contains(&points[0]), "{listed}");
+        assert!(
+            listed.stderr.contains("points/00000002.json") && listed.stdout.contains(&points[0]),
+            "{listed}"
+        );
         scene.zebu(&["verify", STORE]).exits(2);
         scene.check(&points[0]);
         scene.check(&points[2]);
@@ -341,7 +356,10 @@ fn a_disk_that_grew_and_a_crashed_bitmap_give_points_that_say_so() {
     scene.take(&[]);
     scene.write();
     let report = scene.take(&bitmap);
-    assert!(report["way"] == "scan" && report["reason"].as_str().unwrap().contains("does not go on"), "{report}");
+    assert!(
+        report["way"] == "scan" && report["reason"].as_str().unwrap().contains("does not go on"),
+        "{report}"
+    );
     scene.write();
     assert_eq!(scene.take(&bitmap)["way"], "bitmap");
     // A crash: QEMU has it open for writing, and is killed.

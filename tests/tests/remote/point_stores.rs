@@ -72,7 +72,10 @@ fn a_round_in_a_bucket() {
     // A part of the newest point, lazily: what is read is not the whole of it.
     let (newest, copy) = points[4].clone();
     let sockets = scratch.file("s");
-    let log = store.command(&[], &["serve", "-v", "--nbd", &format!("unix:{}", sockets.display()), "--overlay", "top.qcow2", &newest]);
+    let log = store.command(
+        &[],
+        &["serve", "-v", "--nbd", &format!("unix:{}", sockets.display()), "--overlay", "top.qcow2", &newest],
+    );
     let mut log = log;
     let mut server = log.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut ready = String::new();
@@ -82,11 +85,8 @@ fn a_round_in_a_bucket() {
     let url = format!("nbd+unix:///?socket={}", sockets.display());
     let read = ["io", "-f", "raw", "-c", "write -P 5 60M 64k", "-c", "read 1M 64k", &url];
     store.zebu(&read).ok();
-    rustix::process::kill_process(
-        rustix::process::Pid::from_child(&server),
-        rustix::process::Signal::TERM,
-    )
-    .unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&server), rustix::process::Signal::TERM)
+        .unwrap();
     let ended = server.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(ended.status.success(), "{told}");

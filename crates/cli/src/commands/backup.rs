@@ -196,7 +196,9 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         return points::run(args, context, &store);
     }
     if args.keep.is_given() {
-        return Err(Failure::usage("--keep-last, --keep-daily, --keep-weekly and --keep-monthly are for stores (store:DIR/NAME)"));
+        return Err(Failure::usage(
+            "--keep-last, --keep-daily, --keep-weekly and --keep-monthly are for stores (store:DIR/NAME)",
+        ));
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };

@@ -74,7 +74,9 @@ struct BadRange {
 pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<u8, Failure> {
     if let Some(store) = store_argument(&args.file)? {
         if args.manifest.is_some() || args.format.is_some() {
-            return Err(Failure::usage("a store of points has hashes and formats of its own: leave --manifest and -f out"));
+            return Err(Failure::usage(
+                "a store of points has hashes and formats of its own: leave --manifest and -f out",
+            ));
         }
         return stores::verify::run(&store, &args.inspect, args.progress, args.quiet, context);
     }

@@ -42,8 +42,8 @@ pub use crate::progress::{Cancel, JobControl, Phase, Progress};
 pub use amend::{AmendOptions, amend};
 pub use backing_name::backing_name;
 pub use backup::{
-    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup, SourceErrors, StreamedBackup,
-    backup, backup_streamed,
+    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup,
+    SourceErrors, StreamedBackup, backup, backup_streamed,
 };
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};

@@ -30,14 +30,7 @@ impl Moment {
         let day = (of_year - (153 * shifted + 2) / 5 + 1) as u32;
         let month = if shifted < 10 { shifted + 3 } else { shifted - 9 } as u32;
         let year = year_of_era + era * 400 + i64::from(month <= 2);
-        Self {
-            year,
-            month,
-            day,
-            hour: of_day / 3600,
-            minute: of_day / 60 % 60,
-            second: of_day % 60,
-        }
+        Self { year, month, day, hour: of_day / 3600, minute: of_day / 60 % 60, second: of_day % 60 }
     }
 
     /// Year and number of its week by ISO 8601, for a moment so many seconds after the beginning of 1970.

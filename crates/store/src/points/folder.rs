@@ -25,7 +25,8 @@ pub(super) struct Folder {
 }
 
 fn io(error: &std::io::Error) -> Failed {
-    let kind = if error.kind() == ErrorKind::NotFound { PointsErrorKind::NotFound } else { PointsErrorKind::Io };
+    let kind =
+        if error.kind() == ErrorKind::NotFound { PointsErrorKind::NotFound } else { PointsErrorKind::Io };
     (kind, error.to_string())
 }
 
@@ -143,7 +144,8 @@ impl Folder {
     }
 
     pub(super) fn replace(&self, key: &str, version: &str, bytes: &[u8]) -> Result<Wrote, Failed> {
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.at("lock"));
+        let lock =
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.at("lock"));
         let lock = lock.map_err(|error| io(&error))?;
         flock(&lock, FlockOperation::LockExclusive).map_err(|error| io(&error.into()))?;
         match self.get(key)? {
@@ -197,7 +199,11 @@ impl Folder {
         take().map_err(|error| io(&error))
     }
 
-    pub(super) fn read(&self, key: &str, tell: &mut dyn FnMut(&[u8]) -> Result<(), String>) -> Result<bool, Failed> {
+    pub(super) fn read(
+        &self,
+        key: &str,
+        tell: &mut dyn FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<bool, Failed> {
         let Some(mut file) = self.open(key)? else { return Ok(false) };
         let mut piece = vec![0; PIECE];
         loop {

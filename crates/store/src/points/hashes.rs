@@ -77,7 +77,9 @@ impl<R: BufRead> Runs<R> {
                 // Facts that are not about clusters.
                 _ => continue,
             };
-            if run.first != self.next || run.first.checked_add(run.count).is_none_or(|end| end > self.clusters()) {
+            if run.first != self.next
+                || run.first.checked_add(run.count).is_none_or(|end| end > self.clusters())
+            {
                 return bad();
             }
             self.ahead = Some(run);
@@ -121,10 +123,17 @@ fn hash_of(word: &str) -> Option<[u8; 32]> {
 ///
 /// # Errors
 /// One of them can't be read, or their clusters have different sizes.
-pub fn differences(a: impl BufRead, b: impl BufRead, mut tell: impl FnMut(ChangedRange)) -> Result<(), String> {
+pub fn differences(
+    a: impl BufRead,
+    b: impl BufRead,
+    mut tell: impl FnMut(ChangedRange),
+) -> Result<(), String> {
     let (mut a, mut b) = (Runs::begin(a)?, Runs::begin(b)?);
     if a.cluster != b.cluster {
-        return Err(format!("the clusters of one have {} bytes, those of the other {}", a.cluster, b.cluster));
+        return Err(format!(
+            "the clusters of one have {} bytes, those of the other {}",
+            a.cluster, b.cluster
+        ));
     }
     let (cluster, end) = (a.cluster, a.size.max(b.size));
     let (mut at, mut open): (u64, Option<u64>) = (0, None);

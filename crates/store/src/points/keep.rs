@@ -72,7 +72,11 @@ mod tests {
     const START: u64 = 1_704_067_200;
 
     fn numbers(times: &[u64], keep: Keep) -> Vec<usize> {
-        kept(times, &keep).into_iter().enumerate().filter_map(|(number, stays)| stays.then_some(number)).collect()
+        kept(times, &keep)
+            .into_iter()
+            .enumerate()
+            .filter_map(|(number, stays)| stays.then_some(number))
+            .collect()
     }
 
     #[test]

@@ -88,7 +88,9 @@ impl Point {
 
     /// Bytes of all its objects, shared ones included.
     pub fn total(&self) -> u64 {
-        self.layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.size).saturating_add(layer.hashes_size))
+        self.layers
+            .iter()
+            .fold(0, |sum: u64, layer| sum.saturating_add(layer.size).saturating_add(layer.hashes_size))
     }
 
     /// The layer that shows its disk.
@@ -111,13 +113,16 @@ impl Point {
         struct Versioned {
             version: u32,
         }
-        let versioned: Versioned =
-            serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest of a point ({error})"))?;
+        let versioned: Versioned = serde_json::from_slice(bytes)
+            .map_err(|error| format!("it is no manifest of a point ({error})"))?;
         if versioned.version != VERSION {
-            return Err(format!("it is of version {} of the layout, and {VERSION} is known", versioned.version));
+            return Err(format!(
+                "it is of version {} of the layout, and {VERSION} is known",
+                versioned.version
+            ));
         }
-        let point: Self =
-            serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest of a point ({error})"))?;
+        let point: Self = serde_json::from_slice(bytes)
+            .map_err(|error| format!("it is no manifest of a point ({error})"))?;
         point.check(sequence)?;
         Ok(point)
     }

@@ -45,7 +45,8 @@ impl PointName {
         if let Some(point) = point
             && !is_point(point)
         {
-            return Err("the name of a point has letters, digits and '-' only, as 'zebu points' lists them".to_owned());
+            return Err("the name of a point has letters, digits and '-' only, as 'zebu points' lists them"
+                .to_owned());
         }
         let place = if StoreName::is_name(place) {
             let name = StoreName::parse(place)?;

@@ -240,7 +240,11 @@ impl Objects {
         Ok(parts.into_iter().map(|(_, id)| id).collect())
     }
 
-    pub(super) fn read(&self, key: &str, tell: &mut dyn FnMut(&[u8]) -> Result<(), String>) -> Result<bool, Failed> {
+    pub(super) fn read(
+        &self,
+        key: &str,
+        tell: &mut dyn FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<bool, Failed> {
         let Some(len) = self.length(key)? else { return Ok(false) };
         let at = self.key(key);
         let mut offset = 0;

@@ -158,7 +158,11 @@ impl Place {
     }
 
     /// Gives the bytes of an object, piece by piece; `false`: it is missing.
-    pub(super) fn read(&self, key: &str, mut tell: impl FnMut(&[u8]) -> Result<(), String>) -> Result<bool, PointsError> {
+    pub(super) fn read(
+        &self,
+        key: &str,
+        mut tell: impl FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<bool, PointsError> {
         both!(self, key, place => place.read(key, &mut tell))
     }
 

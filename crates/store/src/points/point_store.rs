@@ -138,7 +138,8 @@ impl PointStore {
         match serde_json::from_slice::<Marked>(&found.bytes) {
             Ok(Marked { version: VERSION, .. }) => Ok(true),
             Ok(Marked { version, .. }) => {
-                let reason = format!("the store is of version {version} of the layout, and {VERSION} is known");
+                let reason =
+                    format!("the store is of version {version} of the layout, and {VERSION} is known");
                 Err(place.failed(MARK, (PointsErrorKind::Refused, reason)))
             }
             Err(_) => Err(place.damaged(MARK, "it is not what a store of points begins with")),
@@ -202,7 +203,9 @@ impl PointStore {
         found.ok_or_else(|| {
             let hint = damaged.first().map_or_else(String::new, |error| format!("; {error}"));
             let reason = match name {
-                Some(name) => format!("there is no point '{name}' among its {count} ('zebu points' lists them){hint}"),
+                Some(name) => {
+                    format!("there is no point '{name}' among its {count} ('zebu points' lists them){hint}")
+                }
                 None => "there are no points in it".to_owned(),
             };
             self.place.failed("", (PointsErrorKind::NotFound, reason))
@@ -294,8 +297,9 @@ impl PointStore {
     /// They are missing or damaged, or the file can't be written.
     pub fn fetch_hashes(&self, layer: &Layer, target: &Path) -> Result<(), PointsError> {
         let key = layer.hashes_key();
-        let mut file = File::create_new(target)
-            .map_err(|error| self.place.failed(&target.display().to_string(), (PointsErrorKind::Io, error.to_string())))?;
+        let mut file = File::create_new(target).map_err(|error| {
+            self.place.failed(&target.display().to_string(), (PointsErrorKind::Io, error.to_string()))
+        })?;
         let (mut hasher, mut len) = (Hasher::default(), 0u64);
         let found = self.place.read(&key, |piece| {
             len += piece.len() as u64;

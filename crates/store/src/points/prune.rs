@@ -130,7 +130,8 @@ impl PointStore {
         let swept = (|| {
             // Claims first: one that has ended meanwhile has published its point before.
             let claims = listed(&self.place, "claims")?;
-            let mut stays: HashSet<String> = claims.into_iter().flat_map(|(_, claim)| claim.objects).collect();
+            let mut stays: HashSet<String> =
+                claims.into_iter().flat_map(|(_, claim)| claim.objects).collect();
             stays.extend(self.named()?);
             for (key, size) in candidates.iter().filter(|(key, _)| !stays.contains(key)) {
                 self.place.delete(key)?;

@@ -16,7 +16,9 @@ use zebu::jobs::{BackupIdentity, BackupOptions, BackupReport, BitmapUse, Previou
 use zebu::{Access, BackupId, CacheMode, Compression, Image};
 use zebu_disks::Context;
 use zebu_disks::packed::{Order, Reader};
-use zebu_store::points::{Claim, LAYERS_AT_MOST, Point, PointName, PointStore, PointsErrorKind, readable_time};
+use zebu_store::points::{
+    Claim, LAYERS_AT_MOST, Point, PointName, PointStore, PointsErrorKind, readable_time,
+};
 
 /// How often a point is begun anew because its base went meanwhile.
 const TRIES: u32 = 5;
@@ -95,7 +97,8 @@ pub(super) fn run(args: &BackupArgs, context: &Context, name: &PointName) -> Res
     if let Some(source) = source {
         source.clean_up();
     }
-    let forgotten = if args.keep.is_given() { store.forget(&args.keep.rules(), None)?.removed } else { Vec::new() };
+    let forgotten =
+        if args.keep.is_given() { store.forget(&args.keep.rules(), None)?.removed } else { Vec::new() };
     tell(args, context, made, point, forgotten)
 }
 
@@ -142,7 +145,10 @@ fn next_point(
             let lost = |key: &str| {
                 stderr::tell(
                     context.dialect,
-                    &format!("{}: {key}: another backup came first; this one is published after it", store.name()),
+                    &format!(
+                        "{}: {key}: another backup came first; this one is published after it",
+                        store.name()
+                    ),
                 );
             };
             let point = store.publish(made.point.clone(), lost)?;
@@ -290,7 +296,12 @@ fn tell(
     forgotten: Vec<String>,
 ) -> Result<u8, Failure> {
     let Made { report, way, reason, .. } = made;
-    unreadable::tell(context.dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    unreadable::tell(
+        context.dialect,
+        &report.unreadable_ranges,
+        report.unreadable_range_count,
+        report.unreadable,
+    );
     if let Some(reason) = &reason {
         let what = if way == Way::Full { "the point is a full one" } else { "the whole disk was read" };
         stderr::tell(context.dialect, &format!("{what}: {reason}"));

@@ -139,9 +139,11 @@ fn merge(
     watch: &Watch,
 ) -> Result<Layer, Failure> {
     let (context, worker) = (session.context(), session.worker());
-    let failed = |error: &zebu::Error| Failure::during(&format!("error while merging layers of '{}'", store.name()), error);
-    let (image, _) =
-        open_layers(context, worker, store, &run.point.layers[run.start..]).map_err(|error| failed(&error))?;
+    let failed = |error: &zebu::Error| {
+        Failure::during(&format!("error while merging layers of '{}'", store.name()), error)
+    };
+    let (image, _) = open_layers(context, worker, store, &run.point.layers[run.start..])
+        .map_err(|error| failed(&error))?;
     let target = claim.directory().join("merged.qcow2");
     let hashes = claim.directory().join("merged.hashes");
     let mut options = BackupOptions::new(&target)
@@ -214,7 +216,11 @@ fn publish(
         } else {
             stderr::tell(
                 context.dialect,
-                &format!("{}: point {} was changed or forgotten meanwhile, and is left alone", store.name(), point.name),
+                &format!(
+                    "{}: point {} was changed or forgotten meanwhile, and is left alone",
+                    store.name(),
+                    point.name
+                ),
             );
         }
     }
@@ -264,7 +270,8 @@ mod tests {
         let run: Vec<_> = "cb".chars().map(layer).collect();
         let names = |layers: &str| {
             let layers: Vec<_> = layers.chars().map(layer).collect();
-            replaced(&layers, &run, &layer('N')).map(|new| new.iter().map(|layer| layer.sha256.clone()).collect::<String>())
+            replaced(&layers, &run, &layer('N'))
+                .map(|new| new.iter().map(|layer| layer.sha256.clone()).collect::<String>())
         };
         assert_eq!(names("dcba").as_deref(), Some("dNa"));
         assert_eq!(names("cb").as_deref(), Some("N"));

@@ -73,7 +73,8 @@ pub(crate) fn run(args: &DeltaArgs, context: &Context) -> Result<u8, Failure> {
             text
         }
         OutputFormat::Json => {
-            let ranges = ranges.iter().map(|range| Line { offset: range.offset, length: range.length }).collect();
+            let ranges =
+                ranges.iter().map(|range| Line { offset: range.offset, length: range.length }).collect();
             json::to_text(context.dialect, &Report { ranges, changed })?
         }
     })?;

@@ -61,7 +61,9 @@ pub(crate) fn run(args: &ForgetArgs, context: &Context) -> Result<u8, Failure> {
         return Err(Failure::usage("a point is forgotten by its name or by rules (--keep-...), not by both"));
     }
     if args.store.point().is_none() && !args.keep.is_given() && !args.prune {
-        return Err(Failure::usage("nothing to do: give rules (--keep-...), a point (STORE@POINT) or --prune"));
+        return Err(Failure::usage(
+            "nothing to do: give rules (--keep-...), a point (STORE@POINT) or --prune",
+        ));
     }
     args.network.apply(&context.disks);
     let store = open_store(context, &args.store)?;

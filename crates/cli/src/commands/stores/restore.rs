@@ -122,12 +122,8 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
         })?,
     };
     let mut words: Vec<OsString> = ["restore", "-f", "raw", "-O", &format].map(OsString::from).to_vec();
-    let flags = [
-        (args.quiet, "-q"),
-        (args.progress, "-p"),
-        (args.compress, "-c"),
-        (target == Target::Device, "-n"),
-    ];
+    let flags =
+        [(args.quiet, "-q"), (args.progress, "-p"), (args.compress, "-c"), (target == Target::Device, "-n")];
     words.extend(flags.iter().filter(|(given, _)| *given).map(|(_, flag)| OsString::from(flag)));
     let numbers = args.parallel.map(|number| number.to_string());
     let values = [("-m", &numbers), ("-r", &args.rate), ("--output", &args.output)];
@@ -173,7 +169,10 @@ mod tests {
 
     #[test]
     fn convert_knows_all_words() {
-        let words = ["restore", "-f", "raw", "-O", "qcow2", "-q", "-p", "-c", "-m", "4", "-r", "1M", "--output", "json"];
+        let words = [
+            "restore", "-f", "raw", "-O", "qcow2", "-q", "-p", "-c", "-m", "4", "-r", "1M", "--output",
+            "json",
+        ];
         let more = ["--tls-ca", "x", "--cache-dir", "y", "-o", "compat=1.1", "--", "store:a/b", "c"];
         Line::try_parse_from(words.iter().chain(&more)).unwrap();
         Line::try_parse_from(["restore", "-n", "--", "store:a/b", "c"]).unwrap();

@@ -97,7 +97,8 @@ pub(crate) fn open_layers(
     store: &PointStore,
     layers: &[Layer],
 ) -> Result<(Image, PointChain), zebu::Error> {
-    let chain = context.disks.remote.point_chain(store, layers).map_err(|error: IoError| zebu::Error::from(error))?;
+    let chain =
+        context.disks.remote.point_chain(store, layers).map_err(|error: IoError| zebu::Error::from(error))?;
     let image = worker.block_on(Image::open(worker, &chain.top, &chain.options()))?;
     Ok((image, chain))
 }

@@ -16,7 +16,8 @@ mod streamed;
 mod unreadable;
 
 pub use options::{
-    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup, SourceErrors,
+    BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup,
+    SourceErrors,
 };
 pub use streamed::{StreamedBackup, backup_streamed};
 
