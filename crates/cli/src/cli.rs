@@ -1,8 +1,9 @@
 //! The command line as a whole: which commands there are, and what becomes of their results.
 
 use crate::commands::{
-    amend, attach, backup, bench, bitmap, check, clone, commit, compare, convert, create, ctl, dd, devices,
-    info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot, stores, top,
+    amend, attach, backup, bench, bitmap, check, checkpoint, clone, commit, compare, convert, create, ctl,
+    dd, devices, info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot,
+    stores, top,
     verify,
 };
 use crate::deferred::Deferred;
@@ -90,6 +91,9 @@ enum Command {
     /// Add, remove, clear, switch on and off, or merge persistent dirty bitmaps; `zebu info` lists them
     #[command(after_help = examples::BITMAP)]
     Bitmap(Deferred<bitmap::BitmapArgs>),
+    /// Begin a dirty bitmap in several images at once, in all or none; for disks in use: `zebu ctl SOCKET checkpoint`
+    #[command(after_help = examples::CHECKPOINT)]
+    Checkpoint(Deferred<checkpoint::CheckpointArgs>),
     /// Make a writable copy of an image at once
     #[command(after_help = examples::CLONE)]
     Clone(Deferred<clone::CloneArgs>),
@@ -212,6 +216,7 @@ impl Command {
             Command::Resize(_) => "resize",
             Command::Snapshot(_) => "snapshot",
             Command::Bitmap(_) => "bitmap",
+            Command::Checkpoint(_) => "checkpoint",
             Command::Clone(_) => "clone",
             Command::Backup(_) => "backup",
             Command::Points(_) => "points",
@@ -257,6 +262,7 @@ impl Command {
             Command::Resize(args) => resize::run(args, context),
             Command::Snapshot(args) => snapshot::run(args, context),
             Command::Bitmap(args) => bitmap::run(args, context),
+            Command::Checkpoint(args) => checkpoint::run(args, context),
             Command::Clone(args) => clone::run(args, context),
             Command::Backup(args) => backup::run(args, context),
             Command::Points(args) => stores::points::run(args, context),

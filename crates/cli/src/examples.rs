@@ -106,6 +106,11 @@ Examples:
   zebu bitmap --remove disk.qcow2 backup
   zebu bitmap --remove-all disk.qcow2";
 
+pub(crate) const CHECKPOINT: &str = "\
+Examples:
+  zebu checkpoint --bitmap monday root.qcow2 data.qcow2
+  zebu checkpoint --bitmap monday --output json root.qcow2 data.qcow2";
+
 pub(crate) const CLONE: &str = "\
 Examples:
   zebu clone golden.qcow2 vm1.qcow2
@@ -228,4 +233,5 @@ Examples:
   zebu ctl /run/vm1.ctl snapshot-create before-update
   zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
   zebu ctl /run/vm1.ctl fork root --to vm1-monday.qcow2 --also data=vm1-data-monday.qcow2
-  zebu ctl /run/vm1.ctl bitmap-add backup";
+  zebu ctl /run/vm1.ctl bitmap-add backup
+  zebu ctl /run/vm1.ctl checkpoint root data --from sunday --bitmap monday --serve pull --until-idle";

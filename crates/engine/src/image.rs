@@ -1,5 +1,6 @@
 //! An open image: the handle that everything else works on.
 
+use crate::before_change::HookOf;
 use crate::chain::{self, CutOff};
 use crate::compress::{Bursts, Hurry};
 use crate::foreign_image::{convert_first, vmdk_info};
@@ -582,21 +583,25 @@ impl Image {
             .await
     }
 
-    /// Waits for a backup that wants the range as it is.
+    /// Waits for backups and checkpoints that want the range as it is.
     #[inline]
     async fn before_change(&self, worker: &Worker, offset: u64, len: u64) -> Result<()> {
-        match self.0.before_change.get() {
-            None => Ok(()),
-            Some(hook) => hook(worker.uncounted(), offset..offset + len).await.map_err(|e| e.on(self.path())),
+        let Some(hooks) = self.0.before_change.get() else { return Ok(()) };
+        for hook in &*hooks {
+            hook.wait(worker.uncounted(), offset..offset + len).await.map_err(|e| e.on(self.path()))?;
         }
+        Ok(())
     }
 
-    /// Fails while a backup wants the disk as it is.
+    /// Fails while a backup or a checkpoint wants the disk as it is.
     pub(crate) fn check_nothing_is_copied(&self, change: &str) -> Result<()> {
-        if self.0.before_change.get().is_none() {
-            return Ok(());
-        }
-        let message = format!("a backup is under way: cancel it before the disk {change}");
+        let message = match self.0.before_change.first() {
+            None => return Ok(()),
+            Some(HookOf::Backup) => format!("a backup is under way: cancel it before the disk {change}"),
+            Some(HookOf::Checkpoint) => {
+                format!("a checkpoint of the disk is there: end it before the disk {change}")
+            }
+        };
         Err(Error::new(ErrorKind::Exists, message).on(self.path()))
     }
 

@@ -1,14 +1,12 @@
 //! Exports: images under names.
 
-use crate::error::ExportError;
 use crate::log::{Level, Log};
 use crate::metrics::ExportMetrics;
-use crate::nbd::MAX_NAME;
 use crate::stop::Stop;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
 use zebu::storage::{IoBufs, Worker};
-use zebu::{Access, Durability, Format, Image, ZeroMode};
+use zebu::{Access, DirtyBits, Durability, Format, Image, ZeroMode};
 use zebu_storage::sync::Mutex;
 
 /// A server that tells clients of a new size.
@@ -37,6 +35,8 @@ pub struct Export {
     cache_is_of_use: bool,
     zeroes_fast: bool,
     bitmaps: Vec<String>,
+    /// Bits of some of these, which are not those of the image.
+    given_bits: Vec<(String, DirtyBits)>,
     discards: Discards,
     zero_detection: Option<ZeroMode>,
     copy_on_read: bool,
@@ -72,6 +72,7 @@ impl Export {
             cache_is_of_use: true,
             zeroes_fast,
             bitmaps: Vec::new(),
+            given_bits: Vec::new(),
             discards: Discards::Unmap,
             zero_detection: None,
             copy_on_read: false,
@@ -107,6 +108,14 @@ impl Export {
     /// With persistent dirty bitmaps of the image, which clients may look at.
     pub fn with_bitmaps(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.bitmaps = names.into_iter().collect();
+        self
+    }
+
+    /// With the bits of a bitmap that the image has not itself, which clients may look at under this name.
+    pub fn with_given_bits(mut self, name: impl Into<String>, bits: DirtyBits) -> Self {
+        let name = name.into();
+        self.bitmaps.push(name.clone());
+        self.given_bits.push((name, bits));
         self
     }
 
@@ -216,6 +225,16 @@ impl Export {
         &self.bitmaps
     }
 
+    /// The bits of one of the bitmaps, by its place among them.
+    pub(crate) async fn bits_of(&self, worker: &Worker, index: u32) -> zebu::Result<DirtyBits> {
+        let name = self.bitmaps.get(index as usize).map_or("", String::as_str);
+        if let Some((_, bits)) = self.given_bits.iter().find(|(given, _)| given == name) {
+            return Ok(bits.clone());
+        }
+        let owner = self.image().with_bitmap(name).unwrap_or_else(|| self.image());
+        owner.bitmap_bits(worker, name).await
+    }
+
     /// Treatment of trims.
     pub fn discards(&self) -> Discards {
         self.discards
@@ -285,47 +304,5 @@ impl Export {
     /// Whether zeroing is never as slow as writing.
     pub(crate) fn zeroes_fast(&self) -> bool {
         self.zeroes_fast
-    }
-}
-
-/// All that a server exports; cheap to clone. The first one is also found under the empty name.
-#[derive(Debug, Clone)]
-pub struct Exports(Arc<[Arc<Export>]>);
-
-impl Exports {
-    /// Exports under different names.
-    ///
-    /// # Errors
-    /// Two have the same name, or one is too long.
-    pub fn new(exports: Vec<Export>) -> Result<Self, ExportError> {
-        for (index, export) in exports.iter().enumerate() {
-            if export.name.len() > MAX_NAME {
-                return Err(ExportError::LongName(export.name.clone()));
-            }
-            if export.description.len() > MAX_NAME {
-                return Err(ExportError::LongDescription(export.name.clone()));
-            }
-            if export.name.contains('\0') || export.description.contains('\0') {
-                return Err(ExportError::ZeroByte(export.name.clone()));
-            }
-            if exports[..index].iter().any(|other| other.name == export.name) {
-                return Err(ExportError::DuplicateName(export.name.clone()));
-            }
-        }
-        Ok(Self(exports.into_iter().map(Arc::new).collect()))
-    }
-
-    /// The export of that name, unless it is closed.
-    pub fn find(&self, name: &str) -> Option<&Arc<Export>> {
-        self.0
-            .iter()
-            .find(|export| export.name == name)
-            .or_else(|| if name.is_empty() { self.0.first() } else { None })
-            .filter(|export| !export.is_closed())
-    }
-
-    /// All, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Export>> {
-        self.0.iter()
     }
 }

@@ -43,6 +43,7 @@
 mod device_file;
 mod error;
 mod export;
+mod exports;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 mod inflight_limit;
@@ -63,7 +64,8 @@ pub mod vhost;
 
 pub use device_file::{WhenStopped, is_in_use};
 pub use error::ExportError;
-pub use export::{Discards, Export, Exports};
+pub use export::{Discards, Export};
+pub use exports::Exports;
 pub use log::{Level, Log};
 pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget, Reserved};
 pub use pool::{PoolConfig, WorkerPool};

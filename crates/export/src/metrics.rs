@@ -1,6 +1,6 @@
 //! Counting what clients do, without a shared lock.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
 
 /// Kinds of requests.
@@ -67,6 +67,8 @@ struct Shard {
 pub struct ExportMetrics {
     shards: [Shard; SHARDS],
     clients: AtomicU64,
+    /// Those that have come.
+    arrivals: AtomicU64,
     /// Of the changed bytes, those that a flush has covered.
     flushed: AtomicU64,
 }
@@ -139,6 +141,8 @@ impl ExportMetrics {
     /// Counts a client that comes.
     pub(crate) fn client_comes(&self) {
         self.clients.fetch_add(1, Relaxed);
+        // After that: whoever sees that one has come, and none is there, knows that it has gone.
+        self.arrivals.fetch_add(1, Release);
     }
 
     /// Counts a client that goes.
@@ -149,6 +153,11 @@ impl ExportMetrics {
     /// Clients that use the export now.
     pub fn clients(&self) -> u64 {
         self.clients.load(Relaxed)
+    }
+
+    /// Clients that have come since the beginning, whether they are still there or not.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.load(Acquire)
     }
 
     /// Requests under way.

@@ -1,6 +1,6 @@
 //! Counters in Prometheus' text format (version 0.0.4).
 
-use crate::export::Exports;
+use crate::exports::Exports;
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::{LATENCY_BUCKETS, RequestKind};
 use std::fmt::Write as _;

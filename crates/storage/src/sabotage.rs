@@ -71,6 +71,20 @@ pub enum Fault {
     SkipPadding,
     /// Write: a used cluster with subclusters is zeroed as a whole before it is written.
     ZeroUsedSubclusters,
+    /// Checkpoint: of several disks, requests of one are waited for and kept out.
+    CloseOneGate,
+    /// Checkpoint: the bitmaps end and begin when requests have been let in again.
+    BeginBitmapLate,
+    /// Checkpoint: a request does not wait until what it changes is kept.
+    KeepAfterWrite,
+    /// Checkpoint: a request does not wait for another that keeps what both change.
+    WriteBesideKeeping,
+    /// Checkpoint: a read does not look at the spill again when it has read the image.
+    TrustSourceRead,
+    /// Checkpoint: a read does not look whether the checkpoint has ended meanwhile.
+    ReadPastCheckpoint,
+    /// Checkpoint: the guest's request fails when the spill is full.
+    FailGuestForSpill,
     /// Filling from the backing image: it reads, and then writes as a guest does.
     FillAsAGuest,
     /// Filling from the backing image: it reads before its clusters are in flight, and looks at no entry later.

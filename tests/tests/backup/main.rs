@@ -5,6 +5,7 @@ mod backup_sources;
 mod bitmap_backup;
 mod bitmap_bases;
 mod bitmap_matrix;
+mod checkpoints;
 mod live_backup;
 mod live_increments;
 mod points;

@@ -2,26 +2,23 @@
 
 mod fork;
 
+use super::ctl_checkpoint::{CheckpointArgs, checkpoint};
+use super::ctl_server::Server;
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stderr, stdout};
 use crate::sector_size::{unusual, warn_of_lost};
-use crate::serve::accept::MOST_DESCRIPTORS;
 use crate::serve::control_request::{
-    BackupStart, Command, CompressionName, HydrateStart, OnError, Request, TargetCache,
+    BackupStart, Command, CompressionName, HydrateStart, OnError, TargetCache,
 };
 use crate::session::Session;
 use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, IoSlice, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zebu::jobs::{NewFile, backing_name};
@@ -143,6 +140,24 @@ enum CtlCommand {
         /// Also while clients use the disk
         #[arg(long)]
         force: bool,
+    },
+    /// Export disks as they are at one moment, for NBD clients that pull them, while others go on to write
+    ///
+    /// What is overwritten meanwhile is kept aside, within a bound; beyond it the checkpoint ends with an error, and writes go on.
+    /// A bitmap of both --bitmap and --from keeps its earlier bits unless `checkpoint-end` says that they were copied.
+    Checkpoint(CheckpointArgs),
+    /// Print how a checkpoint is, or all that are known, as JSON
+    CheckpointQuery {
+        /// The name of the checkpoint
+        name: Option<String>,
+    },
+    /// End a checkpoint
+    CheckpointEnd {
+        /// The name of the checkpoint
+        name: String,
+        /// It was not copied as a whole: a bitmap of both --bitmap and --from gets its earlier bits back
+        #[arg(long)]
+        failed: bool,
     },
     /// Print the persistent dirty bitmaps of an image, as JSON
     Bitmaps {
@@ -267,100 +282,9 @@ fn growth_argument(text: &str) -> Result<Growth, String> {
     }
 }
 
-/// A connection to a server.
-struct Server {
-    context: Context,
-    stream: BufReader<UnixStream>,
-    name: String,
-    /// Whether the last request was answered with an error.
-    was_refused: bool,
-}
-
-impl Server {
-    fn connect(args: &CtlArgs, context: &Context) -> Result<Self, Failure> {
-        let name = args.socket.display().to_string();
-        match UnixStream::connect(&args.socket) {
-            Ok(stream) => Ok(Self { context: context.clone(), stream: BufReader::new(stream), name, was_refused: false }),
-            Err(error) => Err(Failure::new(format!("could not connect to '{name}': {error}"))),
-        }
-    }
-
-    /// The export that is meant: the only one, where none was named.
-    fn export(&mut self, named: Option<String>) -> Result<String, Failure> {
-        if let Some(name) = named {
-            return Ok(name);
-        }
-        let stats = self.ask(Command::Stats { export: None })?;
-        let exports = stats["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let names: Vec<&str> = exports.iter().filter_map(|export| export["name"].as_str()).collect();
-        match names[..] {
-            [name] => Ok(name.to_owned()),
-            _ => Err(Failure::usage(format!("which export? {}", exports_told(&names)))),
-        }
-    }
-
-    fn ask(&mut self, command: Command) -> Result<Value, Failure> {
-        self.ask_with(command, &[])
-    }
-
-    /// Whether the server has said that it did not do what it was asked for last.
-    fn has_refused(&self) -> bool {
-        self.was_refused
-    }
-
-    /// Asks, with descriptors that come with the request.
-    fn ask_with(&mut self, command: Command, descriptors: &[BorrowedFd<'_>]) -> Result<Value, Failure> {
-        self.was_refused = false;
-        let name = &self.name;
-        if descriptors.len() > MOST_DESCRIPTORS {
-            self.was_refused = true;
-            return Err(Failure::usage(format!("at most {MOST_DESCRIPTORS} disks at one moment")));
-        }
-        let fail = |error: std::io::Error| Failure::new(format!("'{name}': {error}"));
-        let mut line = serde_json::to_string(&Request { id: None, command })
-            .map_err(|error| Failure::new(error.to_string()))?;
-        line.push('\n');
-        let mut rest = line.as_bytes();
-        if !descriptors.is_empty() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-            let stream = self.stream.get_ref();
-            let sent = sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, SendFlags::NOSIGNAL)
-                .map_err(|error| fail(error.into()))?;
-            rest = &rest[sent..];
-        }
-        self.stream.get_mut().write_all(rest).map_err(fail)?;
-        let mut answer = String::new();
-        self.stream.read_line(&mut answer).map_err(fail)?;
-        let mut answer: Value = serde_json::from_str(&answer)
-            .map_err(|error| Failure::new(format!("'{name}' does not answer as zebu does: {error}")))?;
-        if let Some(message) = answer["error"]["message"].as_str() {
-            self.was_refused = true;
-            return Err(Failure::new(message));
-        }
-        Ok(answer["result"].take())
-    }
-}
-
-/// Exports that are told of where one has to be named.
-const MOST_NAMES: usize = 8;
-
-/// The names of a server's exports, in a message.
-fn exports_told(names: &[&str]) -> String {
-    let told: Vec<String> = names.iter().take(MOST_NAMES).map(|name| format!("'{name}'")).collect();
-    match names.len() {
-        0 => "the server has none".to_owned(),
-        count => {
-            let more = if count > MOST_NAMES { ", and more" } else { "" };
-            format!("There are {}{more}", told.join(", "))
-        }
-    }
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
-    let mut server = Server::connect(args, context)?;
+    let mut server = Server::connect(&args.socket, context)?;
     let (command, is_told) = match args.command.clone() {
         CtlCommand::Version => (Command::Version, true),
         CtlCommand::Stats { export } => (Command::Stats { export }, true),
@@ -404,6 +328,9 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::Reset { export, force } => {
             (Command::Reset { export: server.export(export)?, force }, false)
         }
+        CtlCommand::Checkpoint(args) => return checkpoint(&mut server, &args).map(|()| 0),
+        CtlCommand::CheckpointQuery { name } => (Command::CheckpointQuery { name }, true),
+        CtlCommand::CheckpointEnd { name, failed } => (Command::CheckpointEnd { name, failed }, false),
         CtlCommand::Bitmaps { export } => (Command::Bitmaps { export: server.export(export)? }, true),
         CtlCommand::BitmapAdd { export, name, granularity } => {
             (Command::BitmapAdd { export: server.export(export)?, name, granularity }, false)

@@ -4,7 +4,8 @@ use crate::failure::Failure;
 use crate::output::stdout;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
-use crate::serve::control::Controlled;
+use crate::serve::checkpoints::Checkpoints;
+use crate::serve::control::{Controlled, Listens};
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
 use crate::serve::kernel_devices::{self, KernelDevices};
@@ -271,6 +272,7 @@ fn serve(
         enter_sandbox(session.context(), &log, &kernel_devices);
     }
     let memory = config.memory.clone();
+    let listens = if listeners.is_empty() { Listens::No } else { Listens::Yes };
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     kernel_devices.connect(&server)?;
     let devices = devices(args, &log, device_listeners, &pool, &exports, &memory)?;
@@ -286,6 +288,8 @@ fn serve(
         disks: Arc::clone(&session.context().disks),
         exports,
         backups: Backups::default(),
+        checkpoints: Checkpoints::default(),
+        listens,
         hydrations: Hydrations::default(),
         memory,
         resizing: RefCell::default(),
@@ -302,6 +306,7 @@ fn serve(
     session.context().disks.remote.hurry();
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
+    worker.block_on(controlled.checkpoints.stop(worker, &controlled.exports));
     worker.block_on(controlled.hydrations.stop(worker));
     // What they end with is served still.
     kernel_devices.stop(&log);

@@ -2,7 +2,9 @@
 
 use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
+use super::checkpoints::{self, Checkpoints};
 use super::control_request::{Command, Request, VERSION};
+use super::find_export::find;
 use super::forks;
 use super::hydrations::Hydrations;
 use crate::output::info_json;
@@ -16,6 +18,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use zebu::jobs::BackupEnd;
 use zebu::storage::{File, FileKind, LockMode, OpenFlags};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, OpenOptions, Preallocation, Shrink, SnapshotRef};
 use zebu_disks::Disks;
@@ -28,12 +31,22 @@ const MAX_LINE: usize = 64 << 10;
 /// How long a connection may take to send a line, or to take the answer: it has one of few places.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Whether the server listens for NBD clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listens {
+    Yes,
+    No,
+}
+
 /// The subjects of requests: exports and their images.
 pub(crate) struct Controlled {
     /// The disks of the server.
     pub(crate) disks: Arc<Disks>,
     pub(crate) exports: Exports,
     pub(crate) backups: Backups,
+    pub(crate) checkpoints: Checkpoints,
+    /// Whether NBD clients can come.
+    pub(crate) listens: Listens,
     pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
     /// Held by who changes the size of a disk, by the name of its export.
@@ -98,7 +111,7 @@ async fn execute(
     command: Command,
     mut descriptors: Vec<OwnedFd>,
 ) -> Result<Value, String> {
-    let Controlled { disks, exports, backups, hydrations, memory, resizing, .. } = controlled;
+    let Controlled { disks, exports, backups, checkpoints, listens, hydrations, memory, resizing, .. } = controlled;
     match command {
         Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
@@ -110,6 +123,11 @@ async fn execute(
             let verified = disks.verified.counters();
             if !verified.is_empty() {
                 all["verified"] = verified.into();
+            }
+            let running = checkpoints.running();
+            if !running.is_empty() {
+                let told = |(name, report)| json!({ "name": name, "spill": checkpoints::spill(&report) });
+                all["checkpoints"] = running.into_iter().map(told).collect();
             }
             Ok(all)
         }
@@ -172,6 +190,17 @@ async fn execute(
         Command::BackupQuery { export, backup } => backups.query(find(exports, &export)?, backup),
         Command::BackupCancel { export, backup } => {
             backups.cancel(worker, find(exports, &export)?, backup).await
+        }
+        Command::Checkpoint(_) if *listens == Listens::No => Err(
+            "nothing listens for NBD clients, so nobody could pull a checkpoint: start the server with --nbd"
+                .into(),
+        ),
+        Command::Checkpoint(start) => checkpoints.start(worker, exports, start, descriptors.pop(), memory).await,
+        Command::CheckpointQuery { name: None } => Ok(checkpoints.list()),
+        Command::CheckpointQuery { name: Some(name) } => checkpoints.query(&name),
+        Command::CheckpointEnd { name, failed } => {
+            let outcome = if failed { BackupEnd::GivenUp } else { BackupEnd::Complete };
+            checkpoints.end(exports, &name, outcome).await
         }
         Command::Hydrate(start) => hydrations.start(worker, find(exports, &start.export)?, &start),
         Command::HydrateQuery { export } => hydrations.query(find(exports, &export)?),
@@ -240,18 +269,6 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
         list.push(bitmap);
     }
     Ok(json!({ "bitmaps": list }))
-}
-
-/// Exports that are told of where another one is asked for.
-const MOST_NAMES: usize = 8;
-
-pub(super) fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
-    exports.find(name).ok_or_else(|| {
-        let names: Vec<String> = exports.iter().map(|export| format!("'{}'", export.name())).collect();
-        let more = if names.len() > MOST_NAMES { ", and more" } else { "" };
-        let told = names[..names.len().min(MOST_NAMES)].join(", ");
-        format!("there is no export '{name}' (there are {told}{more}; '' is the first one)")
-    })
 }
 
 async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, String> {

@@ -120,6 +120,22 @@ pub(crate) enum Command {
         #[serde(default)]
         force: bool,
     },
+    /// Exports disks as they are at one moment, which is between this request and its answer.
+    Checkpoint(CheckpointStart),
+    /// How a checkpoint is, or all that are known.
+    CheckpointQuery {
+        /// Its name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
+    /// Ends a checkpoint.
+    CheckpointEnd {
+        /// Its name.
+        name: String,
+        /// Whether what it showed was not copied as a whole: a bitmap that it both shows and begins gets its bits back.
+        #[serde(default)]
+        failed: bool,
+    },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {
         /// The export.
@@ -209,6 +225,35 @@ pub(crate) struct AlsoForked {
     pub(crate) export: String,
     /// The absolute path of its overlay.
     pub(crate) to: PathBuf,
+}
+
+/// Arguments of a checkpoint.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CheckpointStart {
+    /// The exports whose disks are meant; if none is named, the only one.
+    #[serde(default)]
+    pub(crate) exports: Vec<String>,
+    /// The name of the checkpoint, and of its export; of several disks, each export is called NAME.EXPORT.
+    pub(crate) serve: String,
+    /// A persistent bitmap, empty from the moment on; it is added if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bitmap: Option<String>,
+    /// A persistent bitmap whose bits at the moment clients may look at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<String>,
+    /// The name in messages of the file whose descriptor comes with the request: what memory does not hold is kept there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) spill: Option<PathBuf>,
+    /// Most bytes of what clients of the disks overwrite, zeroes not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<NonZeroU64>,
+    /// Seconds after which it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) timeout: Option<NonZeroU64>,
+    /// Whether it ends when each of its exports was used and no client is left.
+    #[serde(default)]
+    pub(crate) until_idle: bool,
 }
 
 /// Arguments of a hydration.

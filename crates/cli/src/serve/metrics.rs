@@ -2,9 +2,11 @@
 
 use super::accept::{ConnectionSlot, Reader, send, within};
 use super::control::Controlled;
+use std::fmt::Write as _;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
+use zebu::jobs::CheckpointReport;
 use zebu_export::prometheus;
 use zebu_storage::{Socket, Worker};
 
@@ -24,11 +26,33 @@ pub(crate) async fn answer(
     let _ = within(worker, PATIENCE, respond(worker, &socket, controlled)).await;
 }
 
+/// All counters.
+fn counters(controlled: &Controlled) -> String {
+    let mut text = prometheus(&controlled.exports, &controlled.memory);
+    let running = controlled.checkpoints.running();
+    let families: [(&str, &str, fn(&CheckpointReport) -> u64); 2] = [
+        ("zebu_checkpoint_spill_bytes", "Bytes that were kept before clients overwrote them.", |report| {
+            report.spill_memory + report.spill_file
+        }),
+        ("zebu_checkpoint_spill_limit_bytes", "Bytes at which the checkpoint ends.", |report| {
+            report.spill_limit
+        }),
+    ];
+    for (family, help, value) in families.iter().filter(|_| !running.is_empty()) {
+        let _ = writeln!(text, "# HELP {family} {help}\n# TYPE {family} gauge");
+        for (name, report) in &running {
+            let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(text, "{family}{{checkpoint=\"{name}\"}} {}", value(report));
+        }
+    }
+    text
+}
+
 async fn respond(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
     let Some(head) = Reader::new(MAX_HEAD).until(worker, socket, b"\r\n\r\n").await? else { return Ok(()) };
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let (status, body) = match line.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] {
-        [b"GET", b"/metrics" | b"/", ..] => ("200 OK", prometheus(&controlled.exports, &controlled.memory)),
+        [b"GET", b"/metrics" | b"/", ..] => ("200 OK", counters(controlled)),
         [b"GET", ..] => ("404 Not Found", "/metrics is all there is\n".to_owned()),
         _ => ("405 Method Not Allowed", "only GET is understood\n".to_owned()),
     };

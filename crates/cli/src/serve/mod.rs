@@ -3,11 +3,13 @@
 pub(crate) mod accept;
 pub(crate) mod address;
 pub(crate) mod backups;
+pub(crate) mod checkpoints;
 pub(crate) mod cleaner;
 pub(crate) mod connector;
 pub(crate) mod control;
 pub(crate) mod control_request;
 pub(crate) mod device_number;
+pub(crate) mod find_export;
 pub(crate) mod footprint;
 pub(crate) mod forks;
 pub(crate) mod hydrations;

@@ -8,6 +8,7 @@ mod amend;
 mod backing_name;
 mod backup;
 mod buffers;
+mod checkpoint;
 mod clone;
 mod commit;
 mod compare;
@@ -45,6 +46,7 @@ pub use backup::{
     BackupIdentity, BackupOptions, BackupReport, BitmapUse, Decryption, Interrupted, PreviousBackup,
     SourceErrors, StreamedBackup, backup, backup_streamed,
 };
+pub use checkpoint::{Checkpoint, CheckpointOptions, CheckpointReport, CheckpointSource, FrozenDisk};
 pub use clone::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
 pub use commit::{AfterCommit, CommitOptions, CommitReport, commit, commit_images};
 pub use compare::{

@@ -14,7 +14,8 @@ use super::protocol::{
 use super::reply::ReplyStyle;
 use super::request::{HeaderStyle, MAX_PAYLOAD};
 use super::transport::Transport;
-use crate::export::{Export, Exports};
+use crate::export::Export;
+use crate::exports::Exports;
 use std::io;
 use std::sync::Arc;
 use zebu::Access;
@@ -148,7 +149,7 @@ impl<'a> Handshake<'a> {
                 }
             }
             ClientOption::Go(request) => {
-                if self.exports.find(request.export).is_some() {
+                if self.exports.find_any(request.export).is_some() {
                     self.keep_place()?;
                 }
                 if let Some(export) = self.describe(code, &request).await? {
@@ -230,10 +231,9 @@ impl<'a> Handshake<'a> {
         if self.replies == ReplyStyle::Extended {
             return Err(violation("with extended headers, an export is chosen with the option GO"));
         }
-        let Some(export) = self.exports.find(name) else {
+        let Some(export) = self.exports.find_any(name) else {
             return Err(violation(format!("there is no export '{}'", name.escape_debug())));
         };
-        let export = Arc::clone(export);
         self.keep_place()?;
         let mut reply = export.image().virtual_size().to_be_bytes().to_vec();
         reply.extend(self.flags(&export).bits().to_be_bytes());
@@ -245,7 +245,7 @@ impl<'a> Handshake<'a> {
     }
 
     async fn list(&self, code: u32) -> io::Result<()> {
-        for export in self.exports.iter() {
+        for export in self.exports.all() {
             let mut data = (export.name().len() as u32).to_be_bytes().to_vec();
             data.extend(export.name().as_bytes());
             data.extend(export.description().as_bytes());
@@ -256,13 +256,13 @@ impl<'a> Handshake<'a> {
 
     /// Answers INFO and GO but for the end; the export, if there is one of that name.
     async fn describe(&self, code: u32, request: &InfoRequest<'_>) -> io::Result<Option<Arc<Export>>> {
-        let Some(export) = self.exports.find(request.export) else {
+        let Some(export) = self.exports.find_any(request.export) else {
             self.refuse(code, OptionReply::Unknown, "there is no export of that name").await?;
             return Ok(None);
         };
         let mut data = info::EXPORT.to_be_bytes().to_vec();
         data.extend(export.image().virtual_size().to_be_bytes());
-        data.extend(self.flags(export).bits().to_be_bytes());
+        data.extend(self.flags(&export).bits().to_be_bytes());
         self.reply(code, OptionReply::Info, &data).await?;
         for (kind, text) in [(info::NAME, export.name()), (info::DESCRIPTION, export.description())] {
             if request.kinds.contains(&kind) && !text.is_empty() {
@@ -272,12 +272,12 @@ impl<'a> Handshake<'a> {
         }
         if asks_for_blocks(request) {
             let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
-            for size in [smallest_block(export), PREFERRED_BLOCK, MAX_PAYLOAD] {
+            for size in [smallest_block(&export), PREFERRED_BLOCK, MAX_PAYLOAD] {
                 data.extend(size.to_be_bytes());
             }
             self.reply(code, OptionReply::Info, &data).await?;
         }
-        Ok(Some(Arc::clone(export)))
+        Ok(Some(export))
     }
 
     /// Ends the answer to INFO: with an error, as in QEMU, if blocks matter and were not asked for.
@@ -302,7 +302,7 @@ impl<'a> Handshake<'a> {
             // Whatever comes of it, what was chosen before is void.
             self.contexts = None;
         }
-        let Some(export) = self.exports.find(request.export) else {
+        let Some(export) = self.exports.find_any(request.export) else {
             return self.refuse(code, OptionReply::Unknown, "there is no export of that name").await;
         };
         let (found, id_of): (_, fn(Context) -> u32) = match purpose {
@@ -315,7 +315,7 @@ impl<'a> Handshake<'a> {
             self.reply(code, OptionReply::MetaContext, &data).await?;
         }
         if purpose == Purpose::Set {
-            self.contexts = Some((Arc::clone(export), found));
+            self.contexts = Some((export, found));
         }
         self.reply(code, OptionReply::Ack, &[]).await
     }

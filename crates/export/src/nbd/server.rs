@@ -9,7 +9,7 @@ use super::peers::{LEAVING, Membership, NoPlace, Peers, Places, TimeLimits};
 use super::session::Session;
 use super::transport::{Transport, is_tls_failure};
 use crate::error::ExportError;
-use crate::export::Exports;
+use crate::exports::Exports;
 use crate::inflight_limit::{InflightLimit, Load};
 use crate::log::{Level, Seldom};
 use crate::memory_budget::Due;
@@ -287,10 +287,10 @@ async fn watch(shared: &Shared, seat: &Seat) {
     let handshake = Some(config.handshake_timeout.max(1));
     let mut told = Vec::new();
     while stop.or(seat.worker.sleep(LOOK)).await.is_some() {
-        for export in shared.exports.iter().filter(|export| export.is_closed()) {
+        for export in shared.exports.all().iter().filter(|export| export.is_closed()) {
             peers.leave_closed();
-            if !told.contains(&export.name()) {
-                told.push(export.name());
+            if !told.iter().any(|name| name == export.name()) {
+                told.push(export.name().to_owned());
                 let what = "is closed by a fault of the server's own; others go on";
                 config.log.write(Level::Error, format_args!("the export '{}' {what}", export.name()));
             }

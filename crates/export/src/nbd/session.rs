@@ -346,9 +346,8 @@ impl Session {
     async fn block_status(self: Rc<Self>, pending: Pending, len: u64, one: bool) {
         let limit = RunLimit { one, compact: self.agreed.requests == HeaderStyle::Compact };
         let Self { seat, agreed, contexts, .. } = &*self;
-        let (image, offset) = (agreed.export.image(), pending.ticket.offset);
-        let bitmaps = agreed.export.bitmaps();
-        match block_status(&image, bitmaps, &seat.worker, offset..offset + len, contexts, limit).await {
+        let offset = pending.ticket.offset;
+        match block_status(&agreed.export, &seat.worker, offset..offset + len, contexts, limit).await {
             Ok(lists) => {
                 self.count(&pending, true);
                 let mut reply = Vec::new();

@@ -3,6 +3,7 @@
 use super::contexts::Context;
 use super::protocol::{STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 use super::reply::StatusRun;
+use crate::export::Export;
 use std::ops::Range;
 use zebu::storage::Worker;
 use zebu::{DirtyBits, Extent, ExtentKind, Image, Result};
@@ -14,14 +15,12 @@ const MAX_EXTENTS: usize = 16384;
 /// The longest run that a length of 32 bits can tell: whole blocks.
 const MAX_COMPACT: u64 = (1 << 32) - (1 << 16);
 
-/// Tells, for each of the contexts, runs from the start of `range` on; at least one each. `bitmaps` are those of the
-/// export.
+/// Tells, for each of the contexts, runs from the start of `range` on; at least one each.
 ///
 /// # Errors
 /// The first extent can't be looked up, or a bitmap is gone.
 pub(crate) async fn block_status(
-    image: &Image,
-    bitmaps: &[String],
+    export: &Export,
     worker: &Worker,
     range: Range<u64>,
     contexts: &[Context],
@@ -32,15 +31,13 @@ pub(crate) async fn block_status(
     for (list, context) in lists.iter_mut().zip(contexts) {
         match context {
             Context::Bitmap(index) => {
-                let name = bitmaps.get(*index as usize).map_or("", String::as_str);
-                let owner = image.with_bitmap(name).unwrap_or_else(|| image.clone());
-                *list = dirty_runs(&owner.bitmap_bits(worker, name).await?, range.clone(), limit);
+                *list = dirty_runs(&export.bits_of(worker, *index).await?, range.clone(), limit);
             }
             Context::Allocation | Context::Depth => of_extents = true,
         }
     }
     if of_extents {
-        walk_extents(image, worker, range, contexts, &mut lists, limit).await?;
+        walk_extents(export.image(), worker, range, contexts, &mut lists, limit).await?;
     }
     for list in &mut lists {
         list.truncate(limit.runs());

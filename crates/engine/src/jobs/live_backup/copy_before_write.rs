@@ -5,6 +5,7 @@
 //! *to do*, *busy* (one task reads and writes it, others that need it wait), or *done*; once it is done, it may change.
 
 use super::frozen_bitmap::{Copied, FrozenBitmap, LiveBitmap};
+use crate::before_change::HookOf;
 use crate::compress::Bursts;
 use crate::image::Clusters;
 use crate::jobs::convert::TargetClusters;
@@ -162,7 +163,7 @@ impl CopyBeforeWrite {
 
     async fn start_alone(worker: &Worker, source: &Image, setup: CopySetup) -> Result<Arc<Self>> {
         let node = &source.0;
-        if node.before_change.get().is_some() {
+        if node.before_change.has(HookOf::Backup) {
             let message = "another backup of this image is under way";
             return Err(Error::new(ErrorKind::Exists, message).on(source.path()));
         }
@@ -201,7 +202,7 @@ impl CopyBeforeWrite {
             failure: Mutex::new(None),
             has_ended: AtomicBool::new(false),
         });
-        node.before_change.set(copy.clone(), |copy, worker, range| {
+        node.before_change.set(HookOf::Backup, copy.clone(), |copy, worker, range| {
             Box::pin(async move { copy.protect(&worker, range).await })
         });
         Ok(copy)

@@ -4,6 +4,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod calls;
+pub(crate) mod checkpoints;
 pub(crate) mod copy_on_read;
 pub(crate) mod damage_mark;
 pub(crate) mod failed_tables;

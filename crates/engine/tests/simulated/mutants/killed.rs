@@ -4,8 +4,8 @@
 
 use crate::crash::{forks, vm_state};
 use crate::faults::{
-    calls, copy_on_read, damage_mark, failed_tables, fragmented, full_disk, growth, held, idle, moved_source,
-    old_content, poison, snapshots, space, stalls, unending,
+    calls, checkpoints, copy_on_read, damage_mark, failed_tables, fragmented, full_disk, growth, held, idle,
+    moved_source, old_content, poison, snapshots, space, stalls, unending,
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
@@ -153,6 +153,20 @@ mutants! {
         [Scenario(copy_on_read::what_is_changed_beside_a_copy_stays)];
     a_copy_on_read_lands_on_zeroes: FillFromEarlier, within 1 of
         [Scenario(copy_on_read::what_is_changed_beside_a_copy_stays)];
+    a_moment_is_of_one_disk: CloseOneGate, within 1 of
+        [Scenario(checkpoints::all_disks_are_shown_as_at_one_moment)];
+    bitmaps_begin_after_the_moment: BeginBitmapLate, within 1 of
+        [Scenario(checkpoints::all_disks_are_shown_as_at_one_moment)];
+    old_bytes_are_kept_after_the_write: KeepAfterWrite, within 1 of
+        [Scenario(checkpoints::all_disks_are_shown_as_at_one_moment)];
+    a_write_lands_beside_the_keeping: WriteBesideKeeping, within 1 of
+        [Scenario(checkpoints::all_disks_are_shown_as_at_one_moment)];
+    a_read_does_not_look_at_the_spill_again: TrustSourceRead, within 1 of
+        [Scenario(checkpoints::all_disks_are_shown_as_at_one_moment)];
+    a_read_goes_on_past_the_end: ReadPastCheckpoint, within 1 of
+        [Scenario(checkpoints::a_spill_that_fails_ends_the_checkpoint_and_no_guest)];
+    a_full_spill_fails_the_guest: FailGuestForSpill, within 1 of
+        [Scenario(checkpoints::a_spill_that_fails_ends_the_checkpoint_and_no_guest)];
     shared_clusters_are_written: WriteSharedInPlace, within 10 of [Crash(Snapshot)];
     shared_tables_are_changed: ChangeSharedTable, within 10 of [Crash(Snapshot)];
     two_allocations_of_a_cluster: AllocateTwice, within 20 of [Crash(Any)];

@@ -1,0 +1,91 @@
+//! `zebu ctl checkpoint`: disks as they are at one moment, for clients that pull them.
+
+use super::ctl_server::Server;
+use crate::failure::Failure;
+use crate::local_argument::path_argument;
+use crate::serve::control_request::{CheckpointStart, Command};
+use std::fs::OpenOptions;
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use zebu_disks::errno_text;
+use zebu_disks::size::size_argument;
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct CheckpointArgs {
+    /// The exports; '' is the first one [default: the only one]
+    exports: Vec<String>,
+
+    /// The name of the checkpoint, and of its export; of several disks, each export is called NAME.EXPORT
+    #[arg(long, value_name = "NAME")]
+    serve: String,
+
+    /// Have a bitmap record what is written from that moment on; it is added if there is none, else begun anew
+    #[arg(long, value_name = "NEW")]
+    bitmap: Option<String>,
+
+    /// Show the clients of the checkpoint what a bitmap holds at that moment, as qemu:dirty-bitmap:BITMAP
+    #[arg(long, value_name = "BITMAP")]
+    from: Option<String>,
+
+    /// A new file for what is overwritten, once memory for it is full; its name is removed at once, its space at the end
+    #[arg(long, value_name = "FILE", value_parser = path_argument())]
+    spill: Option<PathBuf>,
+
+    /// Most bytes of what is overwritten; then the checkpoint ends with an error [default: 64M, with --spill no limit]
+    #[arg(long, value_name = "SIZE", value_parser = size_argument)]
+    limit: Option<u64>,
+
+    /// End it after so many seconds
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
+
+    /// End it when each of its exports was used and no client is left
+    #[arg(long)]
+    until_idle: bool,
+}
+
+/// Makes a checkpoint. The spill is opened here: the server itself may not be able to open any file.
+pub(super) fn checkpoint(server: &mut Server, args: &CheckpointArgs) -> Result<(), Failure> {
+    let limit = args.limit.map(|limit| {
+        NonZeroU64::new(limit).ok_or_else(|| {
+            Failure::usage(
+                "a limit of 0 leaves no room for what is overwritten: give a size, such as --limit 1G",
+            )
+        })
+    });
+    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let start = CheckpointStart {
+        exports: args.exports.clone(),
+        serve: args.serve.clone(),
+        bitmap: args.bitmap.clone(),
+        from: args.from.clone(),
+        spill: args.spill.as_ref().map(absolute),
+        limit: limit.transpose()?,
+        timeout: args.timeout.and_then(NonZeroU64::new),
+        until_idle: args.until_idle,
+    };
+    let Some(path) = &args.spill else {
+        return server.ask(Command::Checkpoint(start)).map(drop);
+    };
+    let file = make(path)?;
+    let answer = server.ask_with(Command::Checkpoint(start), &[file.as_fd()]);
+    // It was made here. The server has it without its name, and no crash leaves it behind.
+    let removed = std::fs::remove_file(path);
+    answer?;
+    removed.map_err(|error| {
+        Failure::new(format!(
+            "the checkpoint is made, but '{}' could not be removed: {error}",
+            path.display()
+        ))
+    })
+}
+
+fn make(path: &Path) -> Result<std::fs::File, Failure> {
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    file.map_err(|error| {
+        let reason = errno_text(error.raw_os_error().unwrap_or_default());
+        Failure::new(format!("could not make '{}': {reason}", path.display()))
+    })
+}
