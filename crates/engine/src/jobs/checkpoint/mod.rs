@@ -20,6 +20,7 @@ use moment::while_all_alone;
 use moment_bitmaps::MomentBitmaps;
 use spill::Spill;
 use std::sync::Arc;
+use std::time::Duration;
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{File, Worker};
 
@@ -206,6 +207,7 @@ async fn make(
     };
     while_all_alone(worker, nodes, freeze).await?;
     if is_late {
+        worker.sleep(Duration::from_millis(1)).await;
         for bitmaps in bitmaps.iter_mut() {
             bitmaps.take(worker).await?;
         }
