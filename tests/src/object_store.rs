@@ -140,7 +140,11 @@ impl ObjectStore {
     /// The same, not started.
     pub fn command(&self, other: &[(&str, &str)], words: &[&str]) -> Command {
         let mut command = Command::new(zebu_program());
-        command.args(replacing(words)).current_dir(&self.dir).envs(self.variables()).envs(other.iter().copied());
+        command
+            .args(replacing(words))
+            .current_dir(&self.dir)
+            .envs(self.variables())
+            .envs(other.iter().copied());
         let of_aws = ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"];
         for variable in of_aws.into_iter().chain(PROXIES) {
             if !other.iter().any(|(name, _)| *name == variable) {

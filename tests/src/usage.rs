@@ -15,7 +15,12 @@ pub fn run_measured(measured: &Path, most: Duration, dir: &Path, words: &[&str])
     let (out, err, result) = (dir.join("stdout"), dir.join("stderr"), dir.join("usage"));
     let create = |path: &Path| File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut command = Command::new(measured);
-    command.arg(&result).arg(most.as_secs().to_string()).arg(zebu_program()).args(replacing(words)).current_dir(dir);
+    command
+        .arg(&result)
+        .arg(most.as_secs().to_string())
+        .arg(zebu_program())
+        .args(replacing(words))
+        .current_dir(dir);
     command.stdin(Stdio::null()).stdout(create(&out)).stderr(create(&err));
     let status = command.status().unwrap_or_else(|e| panic!("cannot run {}: {e}", measured.display()));
     let text = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();

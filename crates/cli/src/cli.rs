@@ -3,8 +3,7 @@
 use crate::commands::{
     amend, attach, backup, bench, bitmap, check, checkpoint, clone, commit, compare, convert, create, ctl,
     dd, devices, info, install_names, io, map, measure, mount, pull, push, rebase, resize, serve, snapshot,
-    stores, top,
-    verify,
+    stores, top, verify,
 };
 use crate::deferred::Deferred;
 use crate::examples;
@@ -13,7 +12,7 @@ use crate::manual;
 use crate::output::stdout;
 use crate::qemu_names;
 use crate::serve::serve_args::ServeArgs;
-use crate::serve::{cleaner, connector, service_manager};
+use crate::serve::{cleaner, connector, opener, service_manager};
 use crate::topics;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -178,6 +177,9 @@ enum Command {
     /// Tell the service manager of the server that started this
     #[command(hide = true)]
     TellAServiceManager(Deferred<service_manager::TellArgs>),
+    /// Open the files of a configuration for a server in its sandbox, which started this
+    #[command(hide = true)]
+    OpenForAServer(Deferred<opener::OpenArgs>),
     /// Tell about a command, or about a topic (`zebu help topics`)
     #[command(after_help = examples::HELP)]
     Help {
@@ -240,6 +242,7 @@ impl Command {
             Command::CleanUpInTheEnd(_) => "clean-up-in-the-end",
             Command::ConnectForAServer(_) => "connect-for-a-server",
             Command::TellAServiceManager(_) => "tell-a-service-manager",
+            Command::OpenForAServer(_) => "open-for-a-server",
             Command::Help { .. } => "help",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
@@ -286,6 +289,7 @@ impl Command {
             Command::CleanUpInTheEnd(args) => Ok(cleaner::run(args)),
             Command::ConnectForAServer(args) => connector::run(args, context),
             Command::TellAServiceManager(args) => service_manager::run(args),
+            Command::OpenForAServer(args) => opener::run(args),
             Command::Help { about } => help(about.as_deref()),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),

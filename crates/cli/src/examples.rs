@@ -135,7 +135,8 @@ Examples:
   zebu serve --vhost-user-blk /run/vm1-disk.sock --queues 2 -t none disk.qcow2
   zebu serve --fuse /mnt/disk.raw disk.qcow2
   zebu serve --ublk=0 -t none disk.qcow2
-  zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2";
+  zebu serve --nbd unix:/run/old.sock --snapshot before-upgrade disk.qcow2
+  zebu serve --config /etc/zebu/disks.toml";
 
 pub(crate) const BACKUP: &str = "\
 Examples:
@@ -234,4 +235,9 @@ Examples:
   zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
   zebu ctl /run/vm1.ctl fork root --to vm1-monday.qcow2 --also data=vm1-data-monday.qcow2
   zebu ctl /run/vm1.ctl bitmap-add backup
-  zebu ctl /run/vm1.ctl checkpoint root data --from sunday --bitmap monday --serve pull --until-idle";
+  zebu ctl /run/vm1.ctl checkpoint root data --from sunday --bitmap monday --serve pull --until-idle
+  zebu ctl /run/vm1.ctl limit root iops=2000,bps=200M,burst=500
+  zebu ctl /run/vm1.ctl limit --group tenant iops=5000
+  zebu ctl /run/vm1.ctl limit root group=tenant
+  zebu ctl /run/vm1.ctl export-add -f qcow2 data /srv/data.qcow2
+  zebu ctl /run/vm1.ctl jobs";

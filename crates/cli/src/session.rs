@@ -155,12 +155,8 @@ impl Session {
         if !error.message().starts_with("there is no snapshot") {
             return String::new();
         }
-        let mut looking = spec
-            .options
-            .clone()
-            .sharing(Sharing::Unlocked)
-            .chain(Chain::TopOnly)
-            .purpose(Purpose::Inspect);
+        let mut looking =
+            spec.options.clone().sharing(Sharing::Unlocked).chain(Chain::TopOnly).purpose(Purpose::Inspect);
         looking.snapshot = None;
         let found = self.worker.block_on(async {
             let image = Image::open(&self.worker, &spec.path, &looking).await.ok()?;

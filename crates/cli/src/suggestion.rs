@@ -38,7 +38,10 @@ mod tests {
     #[test]
     fn the_most_similar_name_is_suggested() {
         assert_eq!(meant("befor", "snapshots", ["before", "after"]), " (did you mean 'before'?)");
-        assert_eq!(meant("clster_size", "options", ["cluster_size", "size"]), " (did you mean 'cluster_size'?)");
+        assert_eq!(
+            meant("clster_size", "options", ["cluster_size", "size"]),
+            " (did you mean 'cluster_size'?)"
+        );
     }
 
     #[test]

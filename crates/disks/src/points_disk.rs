@@ -155,7 +155,9 @@ pub(crate) fn open_point<G: Send + 'static>(
     let worker = Worker::new(&WorkerConfig::default())?;
     let opened = worker.block_on(Image::open(&worker, &chain.top, &chain.options()));
     let image = opened.map_err(|error| told(error.to_string()))?;
-    let disk = ImageDisk::new(image, Access::ReadOnly, Engine::Auto)?.closing();
+    let failed = notices.clone();
+    let disk = ImageDisk::new(image, Access::ReadOnly, Engine::Auto)?
+        .closing(move |error| failed.say(Notice::Fact(&error.to_string())));
     let notices = notices.clone();
     let report = move |told: &str| notices.say(Notice::Fact(told));
     let hooks = VerifiedHooks::new(report, afresh);

@@ -194,12 +194,18 @@ impl Node {
     }
 
     /// Runs `work` alone with the image ([`Node::alone`]). If it vanishes, nothing is written any more before others are let in.
+    ///
+    /// # Errors
+    /// As [`Node::alone`]; [`ErrorKind::ReadOnly`]: the disk goes on in an overlay since a fork.
     pub(crate) async fn while_alone<T>(
         &self,
         worker: &Worker,
         work: impl AsyncFnOnce() -> Result<T>,
     ) -> Result<T> {
         let mut alone = Some(self.alone(worker).await?);
+        if self.continued.get().is_some() {
+            return Err(self.went_on());
+        }
         let unended = self.must_end();
         // Dropped before the duty to end.
         let _let_in_first = alone.take_if(|_| sabotage::is(Fault::LetInFirst));

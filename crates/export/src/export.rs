@@ -1,8 +1,9 @@
 //! Exports: images under names.
 
 use crate::log::{Level, Log};
-use crate::metrics::ExportMetrics;
+use crate::metrics::{ExportMetrics, RequestKind};
 use crate::stop::Stop;
+use crate::throttle::{ExportThrottle, LimitGroup, Limits, ThrottleStats};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use zebu::storage::{IoBufs, Worker};
@@ -45,6 +46,7 @@ pub struct Export {
     /// Reads whose copy failed.
     failed_copies: AtomicU64,
     metrics: ExportMetrics,
+    throttle: ExportThrottle,
     watchers: Mutex<Vec<Weak<dyn SizeWatcher>>>,
     /// Thrown when it is closed by a fault.
     closed: Stop,
@@ -79,6 +81,7 @@ impl Export {
             keeps_answers: AtomicBool::new(false),
             failed_copies: AtomicU64::new(0),
             metrics: ExportMetrics::default(),
+            throttle: ExportThrottle::default(),
             watchers: Mutex::default(),
             closed: Stop::default(),
             #[cfg(test)]
@@ -248,6 +251,41 @@ impl Export {
     /// Counters of the clients' requests.
     pub fn metrics(&self) -> &ExportMetrics {
         &self.metrics
+    }
+
+    /// Limits of clients' requests, beside those of the group.
+    pub fn limits(&self) -> Limits {
+        self.throttle.limits()
+    }
+
+    /// Changes the limits. Requests that wait go on under the new ones.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.throttle.set_limits(limits);
+    }
+
+    /// The group whose limits it shares with others, if it is in one.
+    pub fn limit_group(&self) -> Option<LimitGroup> {
+        self.throttle.group()
+    }
+
+    /// Has it share the limits of a group from now on, or of none. Requests that wait for those of an earlier group do so to the end.
+    pub fn set_limit_group(&self, group: Option<&LimitGroup>) {
+        self.throttle.set_group(group);
+    }
+
+    /// Requests that waited for limits.
+    pub fn throttle_stats(&self) -> ThrottleStats {
+        self.throttle.stats()
+    }
+
+    /// Lets all requests go that wait for limits, and all that come: it is about to end, and they are answered first.
+    pub fn end_limits(&self) {
+        self.throttle.release();
+    }
+
+    /// Waits until the limits let a request go. `bytes` count for reads and writes.
+    pub(crate) async fn admit(&self, worker: &Worker, kind: RequestKind, bytes: u64) {
+        self.throttle.pass(worker, kind, bytes).await;
     }
 
     /// Makes all durable that was written before, and counts that.

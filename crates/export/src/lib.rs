@@ -57,6 +57,7 @@ mod prometheus;
 mod stop;
 #[cfg(test)]
 mod test_wait;
+mod throttle;
 #[cfg(feature = "ublk")]
 pub mod ublk;
 #[cfg(feature = "vhost-user")]
@@ -70,3 +71,4 @@ pub use log::{Level, Log};
 pub use memory_budget::{DEFAULT_MEMORY, MIN_MEMORY, MemoryBudget, Reserved};
 pub use pool::{PoolConfig, WorkerPool};
 pub use prometheus::prometheus;
+pub use throttle::{LimitGroup, Limits, ThrottleStats};

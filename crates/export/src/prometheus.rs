@@ -3,6 +3,7 @@
 use crate::exports::Exports;
 use crate::memory_budget::MemoryBudget;
 use crate::metrics::{LATENCY_BUCKETS, RequestKind};
+use crate::throttle::{LimitGroup, Limits};
 use std::fmt::Write as _;
 
 /// All counters of all exports, and of the memory of NBD clients.
@@ -32,6 +33,7 @@ pub fn prometheus(exports: &Exports, memory: &MemoryBudget) -> String {
     });
     text.family("zebu_clients", "gauge", "NBD connections and running vhost-user rings.");
     text.gauges(exports, "zebu_clients", |export| export.metrics().clients());
+    text.limits(exports);
     text.family("zebu_disk_bytes", "gauge", "Size of the virtual disk.");
     text.gauges(exports, "zebu_disk_bytes", |export| export.image().virtual_size());
     text.image(exports);
@@ -69,7 +71,7 @@ impl Text {
 
     fn gauges(&mut self, exports: &Exports, name: &str, value: fn(&crate::Export) -> u64) {
         for export in exports.iter() {
-            self.sample(name, &format!("export=\"{}\"", escaped(export.name())), value(export));
+            self.sample(name, &format!("export=\"{}\"", escaped(export.name())), value(&export));
         }
     }
 
@@ -90,6 +92,43 @@ impl Text {
                 self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), sum);
                 self.sample(&format!("{name}_sum"), &labels, totals.nanoseconds as f64 / 1e9);
                 self.sample(&format!("{name}_count"), &labels, sum);
+            }
+        }
+    }
+
+    /// Limits, one sample for each that is set, and requests that waited for them.
+    fn limits(&mut self, exports: &Exports) {
+        self.family(
+            "zebu_limit",
+            "gauge",
+            "Limits of requests and bytes per second, of an export or a group.",
+        );
+        let mut groups: Vec<LimitGroup> = Vec::new();
+        for export in exports.iter() {
+            let label = format!("export=\"{}\"", escaped(export.name()));
+            self.limits_of(&label, &export.limits());
+            let group = export.limit_group();
+            groups.extend(group.filter(|group| groups.iter().all(|other| other.name() != group.name())));
+        }
+        for group in &groups {
+            self.limits_of(&format!("group=\"{}\"", escaped(group.name())), &group.limits());
+        }
+        self.family("zebu_limit_waiting", "gauge", "Requests that wait for a limit.");
+        self.gauges(exports, "zebu_limit_waiting", |export| export.throttle_stats().waiting);
+        self.family("zebu_limit_waited_total", "counter", "Requests that had to wait for a limit.");
+        self.gauges(exports, "zebu_limit_waited_total", |export| export.throttle_stats().waited);
+        let name = "zebu_limit_waited_seconds_total";
+        self.family(name, "counter", "How long these waited.");
+        for export in exports.iter() {
+            let seconds = export.throttle_stats().nanoseconds as f64 / 1e9;
+            self.sample(name, &format!("export=\"{}\"", escaped(export.name())), seconds);
+        }
+    }
+
+    fn limits_of(&mut self, label: &str, limits: &Limits) {
+        for (name, value) in limits.named() {
+            if let Some(value) = value {
+                self.sample("zebu_limit", &format!("{label},limit=\"{name}\""), value);
             }
         }
     }
@@ -159,7 +198,8 @@ mod tests {
         Disk::create(&path, &CreateOptions::default().size(Some(1 << 20))).unwrap();
         let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
         let exports = Exports::new(vec![Export::new("a\"b", disk.image(), Access::ReadOnly)]).unwrap();
-        let metrics = exports.iter().next().unwrap().metrics();
+        let export = exports.find("a\"b").unwrap();
+        let metrics = export.metrics();
         for microseconds in [1, 3, 3, 100_000_000] {
             metrics.start(0);
             metrics.end(0, RequestKind::Read, 10, true, Duration::from_micros(microseconds));

@@ -115,9 +115,10 @@ pub fn set_seal(block: &[u8], new: Option<&ForkSeal>) -> Result<Vec<Vec<u8>>, Fo
 /// Whether the image may only be read, as the header in `block` says.
 pub fn seal(block: &[u8]) -> SealState {
     let Ok(area) = Area::find(block, SEAL) else { return SealState::Open };
-    let states = area.found.iter().map(|(at, len)| {
-        SealState::parse(&ZeroExtended(block).vec(at.saturating_add(PREAMBLE), *len))
-    });
+    let states = area
+        .found
+        .iter()
+        .map(|(at, len)| SealState::parse(&ZeroExtended(block).vec(at.saturating_add(PREAMBLE), *len)));
     states.filter(SealState::is_sealed).last().unwrap_or(SealState::Open)
 }
 

@@ -366,7 +366,10 @@ fn a_disk_that_grew_and_a_crashed_bitmap_give_points_that_say_so() {
     let crash = ["write -P 9 0 64k", "flush", "sigraise 9"];
     assert_eq!(scene.qemu.io(scene.dir(), "-f qcow2", DISK, &crash).code, None);
     let report = scene.take(&bitmap);
-    assert!(report["way"] == "scan" && report["reason"].as_str().unwrap().contains("inconsistent"), "{report}");
+    assert!(
+        report["way"] == "scan" && report["reason"].as_str().unwrap().contains("inconsistent"),
+        "{report}"
+    );
     scene.write();
     assert_eq!(scene.take(&bitmap)["way"], "bitmap");
     scene.zebu(&["resize", DISK, "5M"]).ok();

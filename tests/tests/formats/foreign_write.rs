@@ -399,8 +399,10 @@ fn files_are_never_longer_than_the_limit_on_their_size_needs() {
     let content = disk(3 * MIB, Fill::All, &mut Random::new(5));
     std::fs::write(scratch.file("source.raw"), &content).expect("scratch is writable");
     let limited = |limit_kib: u64, way: &str| {
-        let line =
-            format!("ulimit -f {}; exec \"$0\" convert --force -f raw -O {way} source.raw image", 2 * limit_kib);
+        let line = format!(
+            "ulimit -f {}; exec \"$0\" convert --force -f raw -O {way} source.raw image",
+            2 * limit_kib
+        );
         run_in(dir, Path::new("sh"), ["-c", &line, &zebu_program().to_string_lossy()])
     };
     for (way, limit_kib) in [

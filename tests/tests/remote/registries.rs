@@ -140,7 +140,9 @@ fn a_disk_is_converted_into_an_image_of_a_registry() {
     zebu(dir, &["pull", &plain, "pulled"]).ok();
     let info = zebu(dir, &["info", "pulled"]).ok();
     assert!(info.stdout.contains("file format: qcow2") && info.stdout.contains("zstd"), "{info}");
-    for (options, why) in [(vec!["-n"], "-n"), (vec!["-O", "vmdk"], "another format"), (vec!["-B", "b"], "-B")] {
+    for (options, why) in
+        [(vec!["-n"], "-n"), (vec!["-O", "vmdk"], "another format"), (vec!["-B", "b"], "-B")]
+    {
         let out = zebu(dir, &[&["convert"][..], &options, &["disk.raw", &plain]].concat());
         assert!(out.code == Some(1) && out.stderr.contains(why), "{out}");
     }

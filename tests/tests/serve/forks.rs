@@ -143,7 +143,8 @@ fn three_disks_are_forked_at_one_moment() {
     let dir = scratch.path();
     let names = ["a", "b", "c"];
     names.iter().for_each(|name| make(dir, &format!("{name}.qcow2")));
-    let server = serve(dir, "--export-name a --export-name b --export-name c -f qcow2 a.qcow2 b.qcow2 c.qcow2");
+    let server =
+        serve(dir, "--export-name a --export-name b --export-name c -f qcow2 a.qcow2 b.qcow2 c.qcow2");
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let mut clients: Vec<Client> =
@@ -247,9 +248,7 @@ fn a_reset_throws_the_overlay_away() {
     server.stop();
     let again = serve(dir, "-f qcow2 disk.qcow2");
     assert!(disk_of(&again, "") == disk);
-    wait_until("no client is left", || {
-        json(ctl(dir, &["stats", ""]))["clients"] == 0
-    });
+    wait_until("no client is left", || json(ctl(dir, &["stats", ""]))["clients"] == 0);
     ctl(dir, &["reset", ""]).ok();
     let disk = disk_of(&again, "");
     assert_eq!([1, 2, 3].map(|block| number(&disk, block)), [11, 0, 0]);
@@ -266,7 +265,13 @@ fn hooks_and_refusals() {
     let server = serve(dir, "-f qcow2 disk.qcow2");
     let hook = "echo >> hook.log";
     ctl(dir, &["fork", "--to", "one.qcow2", "--freeze-hook", hook]).ok();
-    let log = || std::fs::read_to_string(dir.join("hook.log")).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    let log = || {
+        std::fs::read_to_string(dir.join("hook.log"))
+            .unwrap()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     assert_eq!(log(), "freeze thaw");
     assert_ne!(ctl(dir, &["fork", "--to", "one.qcow2", "--freeze-hook", hook]).code, Some(0));
     assert_eq!(log(), "freeze thaw", "nothing is frozen for a fork that can't begin");

@@ -240,7 +240,9 @@ fn an_export_may_be_left_out_where_there_is_one() {
     }
     assert_eq!(ctl("snapshot-list").ok().stdout.lines().count(), 1);
     assert!(ctl("snapshot-create").exits(1).stderr.contains("needs a NAME"));
-    let size = serde_json::from_str::<Value>(&ctl("stats").ok().stdout).unwrap()["exports"][0]["virtual-size"].clone();
+    let size =
+        serde_json::from_str::<Value>(&ctl("stats").ok().stdout).unwrap()["exports"][0]["virtual-size"]
+            .clone();
     assert_eq!(size, 192 * MIB);
     server.stop();
 

@@ -42,7 +42,8 @@ fn once_is_for_programs() {
     assert!(table.starts_with("EXPORT") && table.lines().nth(1).unwrap().starts_with("root"), "{table}");
 
     // A server that is not there is told of, and the others are shown.
-    let out = zebu(dir, ["top", "--once", "--output", "json", "--delay", "0.1", "ctl.sock", "gone.sock"]).exits(1);
+    let out =
+        zebu(dir, ["top", "--once", "--output", "json", "--delay", "0.1", "ctl.sock", "gone.sock"]).exits(1);
     let state: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
     assert_eq!(state["servers"][0]["exports"][0]["name"], "root", "{state:#}");
     assert!(state["servers"][1]["error"].as_str().unwrap().contains("No such file"), "{state:#}");

@@ -219,7 +219,8 @@ fn act(
         }
     };
     result.map_err(|error| {
-        let failure = Failure::during(&format!("Operation {} on bitmap {name} failed", action.name()), &error);
+        let failure =
+            Failure::during(&format!("Operation {} on bitmap {name} failed", action.name()), &error);
         if session.dialect().is_qemu() || error.kind() != ErrorKind::NotFound || source.is_some() {
             return failure;
         }

@@ -93,11 +93,7 @@ pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failu
     if let Some(named) = args.target_format.as_ref().filter(|_| !args.no_create) {
         named.check_new(target).map_err(Failure::new)?;
     }
-    if !is_named
-        && !args.target_image_opts
-        && !args.dry_run
-        && !pipe::is_pipe(context.dialect, target)
-    {
+    if !is_named && !args.target_image_opts && !args.dry_run && !pipe::is_pipe(context.dialect, target) {
         refuse_plain_text(Path::new(target))?;
     }
     let spool = if sources.iter().any(|source| pipe::is_pipe(context.dialect, source)) {

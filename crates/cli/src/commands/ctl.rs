@@ -1,5 +1,6 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
+mod exports;
 mod fork;
 
 use super::ctl_checkpoint::{CheckpointArgs, checkpoint};
@@ -13,6 +14,7 @@ use crate::sector_size::{unusual, warn_of_lost};
 use crate::serve::control_request::{
     BackupStart, Command, CompressionName, HydrateStart, OnError, TargetCache,
 };
+use crate::serve::jobs;
 use crate::session::Session;
 use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
@@ -159,6 +161,35 @@ enum CtlCommand {
         #[arg(long)]
         failed: bool,
     },
+    /// Print or change the limits of requests and bytes per second, of an export or of a group of exports
+    ///
+    /// Without an export, those of all are printed. Limits that are not named stay as they are; they last until the server ends or
+    /// reads its --config again. A flush is never held up.
+    Limit(exports::LimitArgs),
+    /// Export another image, on the NBD sockets of the server
+    ///
+    /// The file is opened by this command and handed to the server, which can open nothing in its sandbox. So it has no backing file,
+    /// unless the server runs with --no-sandbox and opens it by itself.
+    ExportAdd(exports::AddArgs),
+    /// Remove an export: it is flushed and closed when this returns
+    ExportRemove {
+        /// The export; may be left out if there is one
+        export: Option<String>,
+        /// Disconnect its clients and end its jobs
+        #[arg(long)]
+        force: bool,
+    },
+    /// List the background jobs of all exports: backups and hydrations, those that have ended as well
+    Jobs {
+        /// How the list is printed
+        #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
+        output: OutputFormat,
+    },
+    /// End the job of an export that runs
+    Cancel {
+        /// The export; may be left out if there is one
+        export: Option<String>,
+    },
     /// Print the persistent dirty bitmaps of an image, as JSON
     Bitmaps {
         /// The export; may be left out if there is one
@@ -297,7 +328,9 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
             stdout::print("Image resized.\n")?;
             return Ok(0);
         }
-        CtlCommand::CacheSize { export, size } => (Command::CacheSize { export: server.export(export)?, size }, false),
+        CtlCommand::CacheSize { export, size } => {
+            (Command::CacheSize { export: server.export(export)?, size }, false)
+        }
         CtlCommand::Flush { export } => (Command::Flush { export: server.export(export)? }, false),
         CtlCommand::SnapshotCreate { export, to: Some(to), .. } => {
             let export = server.export(export)?;
@@ -305,7 +338,8 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         }
         CtlCommand::SnapshotCreate { export, name, .. } => {
             let (export, name) = if name.is_some() { (export, name) } else { (None, export) };
-            let name = name.ok_or_else(|| Failure::usage("a snapshot needs a NAME, or a file (--to FILE)"))?;
+            let name =
+                name.ok_or_else(|| Failure::usage("a snapshot needs a NAME, or a file (--to FILE)"))?;
             (Command::SnapshotCreate { export: server.export(export)?, name: Some(name), to: None }, false)
         }
         CtlCommand::SnapshotList { export, output } => {
@@ -317,13 +351,37 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
             })?;
             return Ok(0);
         }
-        CtlCommand::SnapshotDelete { export, name } => (Command::SnapshotDelete { export: server.export(export)?, name }, false),
+        CtlCommand::SnapshotDelete { export, name } => {
+            (Command::SnapshotDelete { export: server.export(export)?, name }, false)
+        }
         CtlCommand::BackupStart(start) => return backup(&mut server, &start),
-        CtlCommand::BackupQuery { export } => (Command::BackupQuery { export: server.export(export)?, backup: None }, true),
-        CtlCommand::BackupCancel { export } => (Command::BackupCancel { export: server.export(export)?, backup: None }, false),
+        CtlCommand::BackupQuery { export } => {
+            (Command::BackupQuery { export: server.export(export)?, backup: None }, true)
+        }
+        CtlCommand::BackupCancel { export } => {
+            (Command::BackupCancel { export: server.export(export)?, backup: None }, false)
+        }
         CtlCommand::Hydrate(start) => return hydrate(&mut server, &start),
-        CtlCommand::HydrateQuery { export } => (Command::HydrateQuery { export: server.export(export)? }, true),
-        CtlCommand::HydrateCancel { export } => (Command::HydrateCancel { export: server.export(export)? }, false),
+        CtlCommand::HydrateQuery { export } => {
+            (Command::HydrateQuery { export: server.export(export)? }, true)
+        }
+        CtlCommand::HydrateCancel { export } => {
+            (Command::HydrateCancel { export: server.export(export)? }, false)
+        }
+        CtlCommand::Limit(args) => return exports::limit(&mut server, &args),
+        CtlCommand::ExportAdd(args) => return exports::add(&mut server, &args),
+        CtlCommand::ExportRemove { export, force } => {
+            (Command::ExportRemove { export: server.export(export)?, force }, false)
+        }
+        CtlCommand::Jobs { output } => {
+            let told = server.ask(Command::Jobs)?;
+            stdout::print(&match output {
+                OutputFormat::Json => json::to_text(server.context.dialect, &told)?,
+                OutputFormat::Human => jobs::lines(&told),
+            })?;
+            return Ok(0);
+        }
+        CtlCommand::Cancel { export } => (Command::Cancel { export }, false),
         CtlCommand::Fork(args) => return fork::fork(&mut server, &args),
         CtlCommand::Reset { export, force } => {
             (Command::Reset { export: server.export(export)?, force }, false)
@@ -335,8 +393,12 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::BitmapAdd { export, name, granularity } => {
             (Command::BitmapAdd { export: server.export(export)?, name, granularity }, false)
         }
-        CtlCommand::BitmapRemove { export, name } => (Command::BitmapRemove { export: server.export(export)?, name }, false),
-        CtlCommand::BitmapClear { export, name } => (Command::BitmapClear { export: server.export(export)?, name }, false),
+        CtlCommand::BitmapRemove { export, name } => {
+            (Command::BitmapRemove { export: server.export(export)?, name }, false)
+        }
+        CtlCommand::BitmapClear { export, name } => {
+            (Command::BitmapClear { export: server.export(export)?, name }, false)
+        }
     };
     let answer = server.ask(command)?;
     if is_told {

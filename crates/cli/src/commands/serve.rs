@@ -5,34 +5,41 @@ use crate::output::stdout;
 use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
 use crate::serve::backups::Backups;
 use crate::serve::checkpoints::Checkpoints;
+use crate::serve::come_and_go::{Files, Origin, Served};
+use crate::serve::config_file::{self, ConfigFile, FileExport};
 use crate::serve::control::{Controlled, Listens};
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
+use crate::serve::images::Images;
 use crate::serve::kernel_devices::{self, KernelDevices};
+use crate::serve::limits::Groups;
 use crate::serve::opened::{Layers, Opened};
-use crate::serve::serve_args::{Announce, DetectZeroes, READY, ServeArgs};
+use crate::serve::opener::Opener;
+use crate::serve::reload::{self, Loaded};
+use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::serve::service_manager::{Message, ServiceManager};
 use crate::serve::side_doors::{side_doors, until_signal};
-use crate::serve::signals::{Counted, Signals};
+use crate::serve::signals::{Counted, Hangup, Signals};
 use crate::serve::{connector, isolate, log_lines, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
-use crate::values::Discard;
+use crate::values::NamedFormat;
 use futures_util::lock::Mutex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
+use zebu::Access;
 use zebu::jobs::read_tables_ahead;
 use zebu::storage::{Background, Commands, WorkerKind};
-use zebu::{Access, ZeroMode};
 use zebu_disks::{Context, ImageSpec, Program, Sources};
 use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{
-    Discards, Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
+    Export, ExportError, Exports, Level, Log, MIN_MEMORY, MemoryBudget, PoolConfig, WorkerPool,
 };
 
 /// Backups at once whose targets have a ring each in the sandbox; those of further ones make do with threads.
@@ -51,10 +58,18 @@ impl From<ExportError> for Failure {
 
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
-    let specs = specs(args, context)?;
-    let names = names(args, &specs)?;
+    let mut specs = specs(args, context)?;
+    let mut names = names(args, &specs)?;
+    if let Some(path) = &args.config {
+        let (args, loaded) = with_config(args, path)?;
+        for export in &loaded.last.borrow().exports {
+            specs.push(spec_of(&args, context, export)?);
+            names.push(export.name.clone());
+        }
+        return serve_images(&args, context, &specs, &names, Counted::Own, Some(loaded));
+    }
     if !args.isolate {
-        return serve_images(args, context, &specs, &names, Counted::Own);
+        return serve_images(args, context, &specs, &names, Counted::Own, None);
     }
     let Some(number) = args.only_image else {
         each_has_an_address(args, &names)?;
@@ -69,7 +84,67 @@ pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("there is no image {number}")));
     };
     let own = only(args, number)?;
-    serve_images(&own, context, std::slice::from_ref(spec), std::slice::from_ref(name), Counted::FromStarter)
+    serve_images(
+        &own,
+        context,
+        std::slice::from_ref(spec),
+        std::slice::from_ref(name),
+        Counted::FromStarter,
+        None,
+    )
+}
+
+/// The arguments with the sockets of a configuration, and the configuration.
+fn with_config(args: &ServeArgs, path: &Path) -> Result<(ServeArgs, Loaded), Failure> {
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::new(format!("could not find '{}': {error}", path.display())))?;
+    let text = config_file::read(&path).map_err(Failure::new)?;
+    let config = ConfigFile::parse(&path, &text).map_err(Failure::new)?;
+    let mut args = args.clone();
+    let given = [
+        ("control", args.control.is_some()),
+        ("metrics", args.metrics.is_some()),
+        ("tls-certificate", args.tls_certificate.is_some() || args.tls_psk_file.is_some()),
+        ("tls-psk-file", args.tls_certificate.is_some() || args.tls_psk_file.is_some()),
+    ];
+    for (key, is_given) in given {
+        if let Some(line) = config.server.lines.get(key).filter(|_| is_given) {
+            return Err(Failure::usage(format!(
+                "'{}', line {line}: {key}: the command line has it, too: give it in one of them",
+                path.display()
+            )));
+        }
+    }
+    let server = &config.server;
+    args.nbd.extend(server.nbd.iter().cloned());
+    args.control = args.control.or(server.control.clone());
+    args.metrics = args.metrics.or(server.metrics.clone());
+    args.tls_certificate = args.tls_certificate.or(server.tls_certificate.clone());
+    args.tls_key = args.tls_key.or(server.tls_key.clone());
+    args.tls_client_ca = args.tls_client_ca.or(server.tls_client_ca.clone());
+    args.tls_client_crl = args.tls_client_crl.or(server.tls_client_crl.clone());
+    args.tls_psk_file = args.tls_psk_file.or(server.tls_psk_file.clone());
+    let doors = [args.vhost_user_blk.len(), args.fuse.len(), args.ublk.len(), args.nbd_device.len()];
+    if args.nbd.is_empty() && doors == [0; 4] {
+        return Err(Failure::usage(format!(
+            "nothing serves clients: give nbd in [server] of '{}', or --nbd",
+            path.display()
+        )));
+    }
+    Ok((args, Loaded { path, last: RefCell::new(config) }))
+}
+
+/// The image of an export of the configuration.
+fn spec_of(args: &ServeArgs, context: &Context, export: &FileExport) -> Result<ImageSpec, Failure> {
+    let format = export.format.as_deref().map(|name| NamedFormat::parse(Program::Zebu, name)).transpose();
+    let format = format.map_err(Failure::new)?;
+    let access = if export.read_only || args.read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let mut image = args.image.clone();
+    image.image_opts = false;
+    let name = export.file.as_os_str();
+    let mut spec = image.resolve_with(context, name, format.as_ref(), args.cache, access, Sources::Files)?;
+    spec.options.queues = args.queues;
+    Ok(spec)
 }
 
 /// With a process for each image, each must be found by clients, and by its own.
@@ -124,19 +199,26 @@ fn serve_images(
     specs: &[ImageSpec],
     names: &[String],
     counted: Counted,
+    loaded: Option<Loaded>,
 ) -> Result<u8, Failure> {
     if !args.ublk.is_empty() || !args.nbd_device.is_empty() {
         // Before there are threads, which have it from this one.
         kernel_devices::prepare_process(&args.log(context.dialect));
     }
     // Before anything that is to be undone in good order.
-    let signals = Signals::watch(context.dialect, counted)?;
-    let session = Session::start(context, &args.engine, specs[0].aio)?;
+    let hangup = if loaded.is_some() { Hangup::Reloads } else { Hangup::Ends };
+    let signals = Signals::watch(context.dialect, counted, hangup)?;
+    let session = Session::start(context, &args.engine, specs.first().and_then(|spec| spec.aio))?;
+    let images = Images::default();
     let mut opened = Vec::new();
     let mut result = Ok(());
     for (number, spec) in specs.iter().enumerate() {
         match Opened::open(&session, spec, layers(args, context.dialect, number)) {
-            Ok(one) => opened.push(one),
+            Ok(one) => {
+                let one = Rc::new(one);
+                images.add(&names[number], Rc::clone(&one));
+                opened.push(one);
+            }
             Err(failure) => {
                 result = Err(failure);
                 break;
@@ -144,9 +226,9 @@ fn serve_images(
         }
     }
     if result.is_ok() {
-        result = serve(args, &session, &signals, names, &opened);
+        result = serve(args, &session, &signals, names, &opened, &images, loaded);
     }
-    for image in &opened {
+    for image in images.take_all() {
         result = result.and(image.close(&session));
     }
     log_lines::finish();
@@ -230,14 +312,17 @@ fn serve(
     session: &Session,
     signals: &Signals,
     names: &[String],
-    opened: &[Opened],
+    opened: &[Rc<Opened>],
+    images: &Images,
+    loaded: Option<Loaded>,
 ) -> Result<(), Failure> {
     let log = args.log(session.dialect());
     let bitmaps = bitmaps(args, session, opened)?;
     let mut exports = Vec::new();
-    for ((Opened { image, access, base, .. }, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
+    for ((one, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
+        let Opened { image, access, base, .. } = &**one;
         let export = Export::new(name, image, *access).with_waits_told(&log).with_bitmaps(bitmaps);
-        exports.push(configured(args, export));
+        exports.push(args.configured(export));
         if args.image.network.keeps_reads() {
             let (on, image) = (session.worker().clone(), base.as_ref().unwrap_or(image).clone());
             // Nobody waits for it: what it can't read, requests find.
@@ -245,6 +330,10 @@ fn serve(
         }
     }
     let exports = Exports::new(exports)?;
+    let groups = Groups::default();
+    if let Some(loaded) = &loaded {
+        reload::begin(loaded, &log, &groups, &exports);
+    }
     if !args.cache.is_writethrough() {
         signals.tell_of(&exports);
     }
@@ -264,7 +353,10 @@ fn serve(
     let mut kernel_devices = KernelDevices::start(args, &log, session, &pool, &exports, &config.memory)?;
     write_pid_file(args)?;
     let manager = ServiceManager::of_environment()?;
+    let mut files = Files::Free;
     if !args.no_sandbox && !stays_outside(session.context(), &log)? {
+        let opener = loaded.as_ref().map(|loaded| Opener::start(&loaded.path)).transpose()?;
+        files = Files::Sandboxed(opener);
         start_image_workers(args, session, opened)?;
         connector::start(&session.context().disks.remote)?;
         footprint.leave_to_cleaner()?;
@@ -284,7 +376,27 @@ fn serve(
         stdout::print(&format!("{READY}\n"))?;
     }
     manager.tell(Message::Ready);
+    let doors = [args.vhost_user_blk.len(), args.fuse.len(), args.ublk.len(), args.nbd_device.len()];
+    let with_doors = doors.into_iter().max().unwrap_or(0);
+    let origin =
+        |number: usize| if number < args.filenames.len() { Origin::CommandLine } else { Origin::File };
+    let origins = names.iter().enumerate().map(|(number, name)| (name.clone(), origin(number)));
+    let served = Served {
+        args,
+        session,
+        log: log.clone(),
+        server: &server,
+        exports: exports.clone(),
+        images,
+        groups,
+        fixed: names.iter().take(with_doors).cloned().collect(),
+        files,
+        origins: RefCell::new(origins.collect()),
+        config: loaded,
+        is_changing: Cell::new(false),
+    };
     let controlled = Controlled {
+        served,
         disks: Arc::clone(&session.context().disks),
         exports,
         backups: Backups::default(),
@@ -293,7 +405,6 @@ fn serve(
         hydrations: Hydrations::default(),
         memory,
         resizing: RefCell::default(),
-        options: names.iter().cloned().zip(opened.iter().map(|one| one.options.clone())).collect(),
         forking: Mutex::default(),
     };
     let worker = session.worker();
@@ -302,6 +413,8 @@ fn serve(
         worker.block_on(until_signal(worker, signals, clients, &side, &controlled, (&manager, &pool)));
     manager.tell(Message::Ending);
     footprint.remove_sockets();
+    // What waits for limits is answered first.
+    controlled.exports.end_limits();
     // Servers may be silent, and the end waits for what is under way.
     session.context().disks.remote.hurry();
     // First, so that no request of a client waits for a copy any more.
@@ -319,35 +432,13 @@ fn serve(
     signal
 }
 
-/// The export with what the command line says of all of them.
-fn configured(args: &ServeArgs, mut export: Export) -> Export {
-    if args.cache.is_direct() {
-        export = export.without_page_cache();
-    }
-    if args.copy_on_read {
-        export = export.with_copy_on_read();
-    }
-    if args.discard == Discard::Ignore {
-        export = export.with_discards(Discards::Ignore);
-    }
-    export = match args.detect_zeroes {
-        DetectZeroes::Off => export,
-        DetectZeroes::On => export.with_zero_detection(ZeroMode::Keep),
-        DetectZeroes::Unmap => export.with_zero_detection(ZeroMode::Unmap),
-    };
-    match &args.description {
-        Some(text) => export.with_description(text),
-        None => export,
-    }
-}
-
 /// The bitmaps that clients may look at, by image; all of them are in memory then.
-fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<Vec<Vec<String>>, Failure> {
+fn bitmaps(args: &ServeArgs, session: &Session, opened: &[Rc<Opened>]) -> Result<Vec<Vec<String>>, Failure> {
     let mut by_image = vec![Vec::new(); opened.len()];
     for name in &args.bitmap {
         let mut is_there = false;
-        for (Opened { image, .. }, bitmaps) in opened.iter().zip(&mut by_image) {
-            if let Some(owner) = image.with_bitmap(name) {
+        for (one, bitmaps) in opened.iter().zip(&mut by_image) {
+            if let Some(owner) = one.image.with_bitmap(name) {
                 session.worker().block_on(owner.bitmap_bits(session.worker(), name))?;
                 bitmaps.push(name.clone());
                 is_there = true;
@@ -409,13 +500,13 @@ fn devices(
     for (listener, export) in listeners.into_iter().zip(exports.iter()) {
         let config =
             VhostConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log.clone());
-        devices.push(VhostUserBlk::start(pool, export, listener, config)?);
+        devices.push(VhostUserBlk::start(pool, &export, listener, config)?);
     }
     Ok(devices)
 }
 
 /// Starts what images begin with their first change, and targets of backups: no ring can be made in the sandbox.
-fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Opened]) -> Result<(), Failure> {
+fn start_image_workers(args: &ServeArgs, session: &Session, opened: &[Rc<Opened>]) -> Result<(), Failure> {
     if session.worker().kind() != WorkerKind::IoUring {
         return Ok(());
     }

@@ -146,8 +146,12 @@ pub(crate) fn run(args: &SnapshotArgs, context: &Context) -> Result<u8, Failure>
         Action::Delete(name) => worker
             .block_on(image.delete_snapshot(worker, &SnapshotRef::Name(name.to_owned())))
             .map_err(|error| {
-                not_deleted(context.dialect, name, &error)
-                    .adding(&snapshot_meant(context.dialect, image, name, &error))
+                not_deleted(context.dialect, name, &error).adding(&snapshot_meant(
+                    context.dialect,
+                    image,
+                    name,
+                    &error,
+                ))
             }),
     })?;
     Ok(0)

@@ -28,7 +28,14 @@ pub(crate) struct TopArgs {
     once: bool,
 
     /// Form of what is printed
-    #[arg(long, value_enum, value_name = "human|json", hide_possible_values = true, default_value_t, requires = "once")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "human|json",
+        hide_possible_values = true,
+        default_value_t,
+        requires = "once"
+    )]
     output: OutputFormat,
 
     /// Seconds between two looks at a server, from 0.1
@@ -51,7 +58,9 @@ fn interval_argument(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &TopArgs, context: &Context) -> Result<u8, Failure> {
     let is_drawable = std::env::var("TERM").is_ok_and(|term| !term.is_empty() && term != "dumb");
     if !args.once && (!std::io::stdout().is_terminal() || !is_drawable) {
-        return Err(Failure::usage("standard output is no terminal that can be drawn on; --once prints the state"));
+        return Err(Failure::usage(
+            "standard output is no terminal that can be drawn on; --once prints the state",
+        ));
     }
     let watch = Watch::start(ProgressMode::None)?;
     let (samples, noted) = channel();
@@ -73,7 +82,9 @@ fn once(
     while !board.is_complete() {
         match noted.recv_timeout(LOOK) {
             Ok((number, sample)) => board.note(number, sample),
-            Err(RecvTimeoutError::Timeout) if watch.cancel().is_cancelled() => return Err(Failure::interrupted()),
+            Err(RecvTimeoutError::Timeout) if watch.cancel().is_cancelled() => {
+                return Err(Failure::interrupted());
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::new("the system has no thread to give"));
@@ -115,12 +126,8 @@ fn look(
     mut board: Board,
 ) -> std::io::Result<End> {
     let abilities = Terminal::of_standard_output();
-    let mut looks = Looks {
-        order: Order::default(),
-        first: 0,
-        charset: abilities.charset,
-        colours: abilities.colours,
-    };
+    let mut looks =
+        Looks { order: Order::default(), first: 0, charset: abilities.charset, colours: abilities.colours };
     let mut is_stale = true;
     loop {
         for (number, sample) in noted.try_iter() {

@@ -193,6 +193,11 @@ impl Backups {
         self.find(export, number).map(|running| describe(&running))
     }
 
+    /// All that are remembered, with the names of their exports, in the order in which they were begun.
+    pub(crate) fn list(&self) -> Vec<(String, Value)> {
+        self.all.borrow().iter().map(|one| (one.export.clone(), describe(one))).collect()
+    }
+
     /// Ends a backup of an export, the one of a number or the last, and waits until nothing of it goes on.
     pub(crate) async fn cancel(
         &self,

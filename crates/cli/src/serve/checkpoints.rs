@@ -53,6 +53,11 @@ impl Job {
         *self.state.borrow() == State::Running
     }
 
+    /// Whether it runs and shows the disk of this export.
+    fn shows(&self, export: &Export) -> bool {
+        self.is_running() && self.served.iter().any(|served| served.source == export.name())
+    }
+
     fn report(&self) -> CheckpointReport {
         self.running
             .borrow()
@@ -81,7 +86,7 @@ impl Job {
         self.report.set(checkpoint.report());
         // Nobody comes in any more, and then nobody reads any more.
         let served: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.export)).collect();
-        exports.remove(&served);
+        exports.remove_views(&served);
         *self.state.borrow_mut() = state;
         checkpoint.end(outcome).await;
         drop(memory);
@@ -144,7 +149,7 @@ impl Checkpoints {
         let of_engine = sources
             .iter()
             .map(|export| {
-                CheckpointSource::new(export.image()).from(start.from.clone()).bitmap(start.bitmap.clone())
+                CheckpointSource::new(&export.image()).from(start.from.clone()).bitmap(start.bitmap.clone())
             })
             .collect();
         let checkpoint =
@@ -198,7 +203,7 @@ impl Checkpoints {
         }
         // Another may have got the name meanwhile.
         self.check_name(&start.serve)?;
-        let added = exports.add(made).map_err(|error| error.to_string())?;
+        let added = exports.add_views(made).map_err(|error| error.to_string())?;
         let served =
             added.into_iter().zip(sources).zip(checkpoint.disks()).map(|((export, source), disk)| Served {
                 source: source.name().to_owned(),
@@ -224,6 +229,26 @@ impl Checkpoints {
         let all = self.0.all.borrow();
         let running = all.iter().filter(|job| job.is_running());
         running.map(|job| (job.start.serve.clone(), job.report())).collect()
+    }
+
+    /// The names of those that run and show the disk of this export.
+    pub(crate) fn of(&self, export: &Export) -> Vec<String> {
+        self.0
+            .all
+            .borrow()
+            .iter()
+            .filter(|job| job.shows(export))
+            .map(|job| job.start.serve.clone())
+            .collect()
+    }
+
+    /// Ends those that show the disk of this export.
+    pub(crate) async fn end_of(&self, exports: &Exports, export: &Export) -> Result<Value, String> {
+        let jobs: Vec<_> = self.0.all.borrow().iter().filter(|job| job.shows(export)).cloned().collect();
+        for job in jobs {
+            job.end(exports, State::Ended("command"), BackupEnd::GivenUp).await;
+        }
+        Ok(json!({}))
     }
 
     /// Ends one, because the client has all that it wants of it, or does not want it any more (`outcome`).
@@ -310,11 +335,11 @@ fn told(error: &Error) -> String {
 /// The exports that are meant.
 fn sources(exports: &Exports, start: &CheckpointStart) -> Result<Vec<Arc<Export>>, String> {
     if start.exports.is_empty() {
-        let all: Vec<_> = exports.iter().map(Arc::clone).collect();
+        let all: Vec<_> = exports.iter().collect();
         if all.len() > 1 {
             return Err("there are several exports: name those that the checkpoint is to have".into());
         }
-        return all.iter().map(writable).collect();
+        return all.into_iter().map(writable).collect();
     }
     let mut sources: Vec<Arc<Export>> = Vec::new();
     for name in &start.exports {
@@ -327,9 +352,9 @@ fn sources(exports: &Exports, start: &CheckpointStart) -> Result<Vec<Arc<Export>
     Ok(sources)
 }
 
-fn writable(export: &Arc<Export>) -> Result<Arc<Export>, String> {
+fn writable(export: Arc<Export>) -> Result<Arc<Export>, String> {
     if export.access() == zebu::Access::ReadWrite {
-        return Ok(Arc::clone(export));
+        return Ok(export);
     }
     Err(format!(
         "the export '{}' is read-only: its disk does not change, so clients can read it without a checkpoint",

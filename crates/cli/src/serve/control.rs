@@ -3,13 +3,17 @@
 use super::accept::{ConnectionSlot, Reader, send, within};
 use super::backups::Backups;
 use super::checkpoints::{self, Checkpoints};
+use super::come_and_go::{Clients, Served, Turn};
 use super::control_request::{Command, Request, VERSION};
 use super::find_export::find;
 use super::forks;
 use super::hydrations::Hydrations;
+use super::jobs::Jobs;
+use super::limit_change::LimitChange;
+use super::limits;
 use crate::output::info_json;
 use futures_util::lock::Mutex;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zebu::jobs::BackupEnd;
 use zebu::storage::{File, FileKind, LockMode, OpenFlags};
-use zebu::{Access, Image, NewBitmap, NewSnapshot, OpenOptions, Preallocation, Shrink, SnapshotRef};
+use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_disks::Disks;
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports, MemoryBudget};
@@ -39,7 +43,9 @@ pub(crate) enum Listens {
 }
 
 /// The subjects of requests: exports and their images.
-pub(crate) struct Controlled {
+pub(crate) struct Controlled<'a> {
+    /// What comes and goes, and its limits.
+    pub(crate) served: Served<'a>,
     /// The disks of the server.
     pub(crate) disks: Arc<Disks>,
     pub(crate) exports: Exports,
@@ -51,10 +57,20 @@ pub(crate) struct Controlled {
     pub(crate) memory: MemoryBudget,
     /// Held by who changes the size of a disk, by the name of its export.
     pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
-    /// Options that images were opened with, by the name of the export.
-    pub(crate) options: HashMap<String, OpenOptions>,
     /// Held by who forks or resets a disk.
     pub(crate) forking: Mutex<()>,
+}
+
+impl Controlled<'_> {
+    /// The background jobs.
+    pub(crate) fn jobs(&self) -> Jobs<'_> {
+        Jobs {
+            backups: &self.backups,
+            hydrations: &self.hydrations,
+            checkpoints: &self.checkpoints,
+            exports: &self.exports,
+        }
+    }
 }
 
 /// Answers requests until the other side leaves.
@@ -62,7 +78,7 @@ pub(crate) async fn converse(
     worker: &Worker,
     socket: Socket,
     slot: Rc<ConnectionSlot>,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
 ) {
     // A connection that breaks has nobody to be told.
     let _ = answer_all(worker, &socket, &slot, controlled).await;
@@ -72,7 +88,7 @@ async fn answer_all(
     worker: &Worker,
     socket: &Socket,
     slot: &ConnectionSlot,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
 ) -> io::Result<()> {
     let mut reader = Reader::with_descriptors(MAX_LINE);
     while let Some(line) = within(worker, PATIENCE, reader.until(worker, socket, b"\n")).await? {
@@ -90,7 +106,12 @@ async fn answer_all(
     Ok(())
 }
 
-async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descriptors: Vec<OwnedFd>) -> Value {
+async fn answer(
+    worker: &Worker,
+    controlled: &Controlled<'_>,
+    line: &[u8],
+    descriptors: Vec<OwnedFd>,
+) -> Value {
     let (id, result) = match Request::parse(line) {
         Ok(request) => (request.id, execute(worker, controlled, request.command, descriptors).await),
         Err(refusal) => (refusal.id, Err(refusal.message)),
@@ -107,15 +128,26 @@ async fn answer(worker: &Worker, controlled: &Controlled, line: &[u8], descripto
 
 async fn execute(
     worker: &Worker,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
     command: Command,
     mut descriptors: Vec<OwnedFd>,
 ) -> Result<Value, String> {
-    let Controlled { disks, exports, backups, checkpoints, listens, hydrations, memory, resizing, .. } = controlled;
+    let Controlled {
+        served,
+        disks,
+        exports,
+        backups,
+        checkpoints,
+        listens,
+        hydrations,
+        memory,
+        resizing,
+        ..
+    } = controlled;
     match command {
         Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
-            let mut all = json!({ "exports": exports.iter().map(|e| stats(e)).collect::<Vec<_>>() });
+            let mut all = json!({ "exports": exports.iter().map(|e| stats(&e)).collect::<Vec<_>>() });
             let cache = disks.remote.cache.counters();
             if !cache.is_null() {
                 all["remote-cache"] = cache;
@@ -131,12 +163,12 @@ async fn execute(
             }
             Ok(all)
         }
-        Command::Stats { export: Some(name) } => Ok(stats(find(exports, &name)?)),
+        Command::Stats { export: Some(name) } => Ok(stats(&*find(exports, &name)?)),
         Command::Resize { export, size } => {
             let export = find(exports, &export)?;
             let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
             let _alone = alone.lock().await;
-            resize(worker, export, size).await
+            resize(worker, &export, size).await
         }
         Command::Grow { export, by } => {
             let export = find(exports, &export)?;
@@ -144,10 +176,11 @@ async fn execute(
             let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
             let _alone = alone.lock().await;
             let size = export.image().virtual_size().checked_add(by);
-            resize(worker, export, size.ok_or("the new size is too large")?).await
+            resize(worker, &export, size.ok_or("the new size is too large")?).await
         }
         Command::CacheSize { export, size } => {
-            let image = find(exports, &export)?.image();
+            let export = find(exports, &export)?;
+            let image = export.image();
             image.set_cache_size(size).map_err(|error| error.to_string())?;
             Ok(json!({}))
         }
@@ -167,7 +200,8 @@ async fn execute(
         }
         Command::SnapshotCreate { export, name, .. } => {
             let name = name.unwrap_or_default();
-            let image = writable(find(exports, &export)?)?;
+            let export = find(exports, &export)?;
+            let image = writable(&export)?;
             let taken = image.create_snapshot(worker, NewSnapshot::named(name)).await;
             let taken = taken.map_err(|error| error.to_string())?;
             Ok(json!({ "id": taken.id, "name": taken.name }))
@@ -177,7 +211,8 @@ async fn execute(
             Ok(json!({ "snapshots": info_json::snapshot_list(&snapshots) }))
         }
         Command::SnapshotDelete { export, name } => {
-            let image = writable(find(exports, &export)?)?;
+            let export = find(exports, &export)?;
+            let image = writable(&export)?;
             image
                 .delete_snapshot(worker, &SnapshotRef::Name(name))
                 .await
@@ -185,26 +220,41 @@ async fn execute(
             Ok(json!({}))
         }
         Command::BackupStart(start) => {
-            backups.start(worker, find(exports, &start.export)?, &start, descriptors.pop(), memory).await
+            backups.start(worker, &*find(exports, &start.export)?, &start, descriptors.pop(), memory).await
         }
-        Command::BackupQuery { export, backup } => backups.query(find(exports, &export)?, backup),
+        Command::BackupQuery { export, backup } => backups.query(&*find(exports, &export)?, backup),
         Command::BackupCancel { export, backup } => {
-            backups.cancel(worker, find(exports, &export)?, backup).await
+            backups.cancel(worker, &*find(exports, &export)?, backup).await
         }
+        Command::Hydrate(start) => hydrations.start(worker, &*find(exports, &start.export)?, &start),
+        Command::HydrateQuery { export } => hydrations.query(&*find(exports, &export)?),
+        Command::HydrateCancel { export } => hydrations.cancel(worker, &*find(exports, &export)?).await,
+        Command::Limit { export, group, set } => limit(controlled, export, group, set),
+        Command::ExportAdd(request) => {
+            let _turn = Turn::wait(worker, &served.is_changing).await;
+            served.add(worker, &request, descriptors.pop()).await
+        }
+        Command::ExportRemove { export, force } => {
+            let _turn = Turn::wait(worker, &served.is_changing).await;
+            let export = find(exports, &export)?;
+            let clients = if force { Clients::Disconnected } else { Clients::Kept };
+            served.remove(worker, export, clients, controlled.jobs()).await.map(|()| json!({}))
+        }
+        Command::Jobs => Ok(controlled.jobs().list()),
+        Command::Cancel { export } => controlled.jobs().cancel(worker, &*the_export(exports, export)?).await,
         Command::Checkpoint(_) if *listens == Listens::No => Err(
             "nothing listens for NBD clients, so nobody could pull a checkpoint: start the server with --nbd"
                 .into(),
         ),
-        Command::Checkpoint(start) => checkpoints.start(worker, exports, start, descriptors.pop(), memory).await,
+        Command::Checkpoint(start) => {
+            checkpoints.start(worker, exports, start, descriptors.pop(), memory).await
+        }
         Command::CheckpointQuery { name: None } => Ok(checkpoints.list()),
         Command::CheckpointQuery { name: Some(name) } => checkpoints.query(&name),
         Command::CheckpointEnd { name, failed } => {
             let outcome = if failed { BackupEnd::GivenUp } else { BackupEnd::Complete };
             checkpoints.end(exports, &name, outcome).await
         }
-        Command::Hydrate(start) => hydrations.start(worker, find(exports, &start.export)?, &start),
-        Command::HydrateQuery { export } => hydrations.query(find(exports, &export)?),
-        Command::HydrateCancel { export } => hydrations.cancel(worker, find(exports, &export)?).await,
         Command::Fork(start) => forks::fork(worker, controlled, &start, descriptors).await,
         Command::Reset { export, force } => forks::reset(worker, controlled, &export, force).await,
         Command::Bitmaps { export } => bitmaps(worker, &find(exports, &export)?.image()).await,
@@ -271,6 +321,52 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
     Ok(json!({ "bitmaps": list }))
 }
 
+/// The export of a name, or the only one if none is given.
+fn the_export(exports: &Exports, name: Option<String>) -> Result<Arc<Export>, String> {
+    match (name, exports.len()) {
+        (Some(name), _) => find(exports, &name),
+        (None, 1) => exports.iter().next().ok_or_else(|| "there is no export".to_owned()),
+        (None, number) => Err(format!("there are {number} exports: say which")),
+    }
+}
+
+/// Tells of limits, or changes them.
+fn limit(
+    controlled: &Controlled<'_>,
+    export: Option<String>,
+    group: Option<String>,
+    set: Option<Map<String, Value>>,
+) -> Result<Value, String> {
+    let (exports, groups) = (&controlled.exports, &controlled.served.groups);
+    let change = set.map(|set| LimitChange::of_object(&set)).transpose()?;
+    match (group, export, change) {
+        (Some(_), Some(_), _) => {
+            Err("limits are those of an export or of a group: give one of them".to_owned())
+        }
+        (Some(name), None, change) => {
+            if let Some(change) = &change {
+                limits::change_group(groups, &name, change)?;
+            }
+            match groups.find(&name) {
+                Ok(group) => Ok(limits::of_group(&group, exports)),
+                // It went with its last limit.
+                Err(_) if change.is_some() => {
+                    Ok(json!({ "group": name, "limits": {}, "exports": [], "waiting": 0 }))
+                }
+                Err(why) => Err(why),
+            }
+        }
+        (None, None, None) => Ok(limits::of_all(groups, exports)),
+        (None, export, change) => {
+            let export = the_export(exports, export)?;
+            if let Some(change) = &change {
+                limits::change_export(groups, &export, change)?;
+            }
+            Ok(limits::of_export(&export))
+        }
+    }
+}
+
 async fn resize(worker: &Worker, export: &Export, size: u64) -> Result<Value, String> {
     let image = writable(export)?;
     if size < image.virtual_size() {
@@ -299,6 +395,7 @@ fn stats(export: &Export) -> Value {
         "read-only": export.access() == Access::ReadOnly,
         "clients": export.metrics().clients(),
         "in-flight": export.metrics().in_flight(),
+        "limit": limits::of_export(export),
         "waits": image.long_waits().iter().map(wait).collect::<Vec<_>>(),
         "failed-copies-on-read": export.failed_copies(),
         "requests": requests,

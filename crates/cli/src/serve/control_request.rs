@@ -136,6 +136,36 @@ pub(crate) enum Command {
         #[serde(default)]
         failed: bool,
     },
+    /// Tells of limits, or changes them: of an export, of a group, or of all.
+    Limit {
+        /// The export.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        export: Option<String>,
+        /// A group in its stead.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<String>,
+        /// Limits by their names: numbers, or `none`; `group` moves an export to another group.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        set: Option<Map<String, Value>>,
+    },
+    /// Adds an export; its file comes as a descriptor with the request.
+    ExportAdd(ExportAdd),
+    /// Removes an export.
+    ExportRemove {
+        /// The export.
+        export: String,
+        /// Whether clients are disconnected and jobs ended.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Lists the background jobs of all exports.
+    Jobs,
+    /// Ends the job of an export that runs.
+    Cancel {
+        /// The export; it may be left out if there is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        export: Option<String>,
+    },
     /// Tells of the persistent dirty bitmaps.
     Bitmaps {
         /// The export.
@@ -254,6 +284,22 @@ pub(crate) struct CheckpointStart {
     /// Whether it ends when each of its exports was used and no client is left.
     #[serde(default)]
     pub(crate) until_idle: bool,
+}
+
+/// A new export.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct ExportAdd {
+    /// Its name.
+    pub(crate) name: String,
+    /// The path or name of the image, whose file comes as a descriptor unless the server may open it.
+    pub(crate) file: PathBuf,
+    /// Its format; probed if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<String>,
+    /// Whether clients can't write.
+    #[serde(default)]
+    pub(crate) read_only: bool,
 }
 
 /// Arguments of a hydration.

@@ -7,7 +7,7 @@ use zebu_export::{Export, Exports};
 const MOST_NAMES: usize = 8;
 
 /// The export of that name.
-pub(crate) fn find<'a>(exports: &'a Exports, name: &str) -> Result<&'a Arc<Export>, String> {
+pub(crate) fn find(exports: &Exports, name: &str) -> Result<Arc<Export>, String> {
     exports.find(name).ok_or_else(|| {
         let names: Vec<String> = exports.iter().map(|export| format!("'{}'", export.name())).collect();
         let more = if names.len() > MOST_NAMES { ", and more" } else { "" };

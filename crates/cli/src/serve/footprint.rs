@@ -34,7 +34,7 @@ impl Footprint {
                 return Err(Failure::usage(format!("'{}' is given twice with --fuse", path.display())));
             }
             let config = FuseConfig::default().memory(memory.clone()).log(log.clone());
-            footprint.mounts.push(FuseMount::over(path, export, config)?);
+            footprint.mounts.push(FuseMount::over(path, &export, config)?);
         }
         Ok(footprint)
     }

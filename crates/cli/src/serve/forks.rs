@@ -16,7 +16,7 @@ use zebu_export::Export;
 /// Forks the disks, at one moment.
 pub(super) async fn fork(
     worker: &Worker,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
     start: &ForkStart,
     descriptors: Vec<OwnedFd>,
 ) -> Result<Value, String> {
@@ -31,7 +31,7 @@ pub(super) async fn fork(
         ));
     }
     let exports = wanted.iter().map(|disk| find(&controlled.exports, &disk.export));
-    let exports: Vec<Arc<Export>> = exports.map(|found| found.cloned()).collect::<Result<_, _>>()?;
+    let exports: Vec<Arc<Export>> = exports.collect::<Result<_, _>>()?;
     for (at, export) in exports.iter().enumerate() {
         if exports[..at].iter().any(|other| other.name() == export.name()) {
             return Err(format!("the export '{}' is named twice", export.name()));
@@ -53,14 +53,14 @@ pub(super) async fn fork(
         let image = writable(export)?;
         refuse_jobs(controlled, export)?;
         let overlay = overlay_file(&image, &disk.to, descriptor)?;
-        let options = controlled.options.get(export.name()).cloned().unwrap_or_default();
+        let options = controlled.served.images.options(export.name());
         disks.push(ForkDisk::new(&image, overlay, &disk.to, &options));
     }
     match fork_disks(worker, disks).await {
         Ok(report) => {
-            let disks = exports.iter().zip(&wanted).map(|(export, disk)| {
-                json!({ "export": export.name(), "overlay": disk.to.to_string_lossy() })
-            });
+            let disks = exports.iter().zip(&wanted).map(
+                |(export, disk)| json!({ "export": export.name(), "overlay": disk.to.to_string_lossy() }),
+            );
             Ok(json!({ "disks": disks.collect::<Vec<_>>(), "gap-us": report.gap.as_micros() as u64 }))
         }
         Err(failed) if failed.named.is_empty() => Err(failed.to_string()),
@@ -72,7 +72,7 @@ pub(super) async fn fork(
 }
 
 /// Refuses a disk on which a job is under way.
-fn refuse_jobs(controlled: &Controlled, export: &Export) -> Result<(), String> {
+fn refuse_jobs(controlled: &Controlled<'_>, export: &Export) -> Result<(), String> {
     let job = if controlled.backups.is_running(export) {
         "a backup"
     } else if controlled.hydrations.is_running(export) {
@@ -102,14 +102,14 @@ fn overlay_file(image: &Image, to: &Path, descriptor: OwnedFd) -> Result<File, S
 /// Throws away what an overlay holds.
 pub(super) async fn reset(
     worker: &Worker,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
     name: &str,
     force: bool,
 ) -> Result<Value, String> {
     let export = find(&controlled.exports, name)?;
     let _forking = controlled.forking.lock().await;
-    let image = writable(export)?;
-    refuse_jobs(controlled, export)?;
+    let image = writable(&export)?;
+    refuse_jobs(controlled, &export)?;
     let clients = export.metrics().clients();
     if clients > 0 && !force {
         return Err(format!(

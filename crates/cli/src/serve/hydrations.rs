@@ -98,6 +98,14 @@ impl Hydrations {
         self.find(export).map(|running| describe(&running))
     }
 
+    /// The last ones of all exports, with their names.
+    pub(crate) fn list(&self) -> Vec<(String, Value)> {
+        let all = self.0.borrow();
+        let mut list: Vec<_> = all.iter().map(|(name, one)| (name.clone(), describe(one))).collect();
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        list
+    }
+
     /// Ends that of an export, and waits until nothing of it goes on.
     pub(crate) async fn cancel(&self, worker: &Worker, export: &Export) -> Result<Value, String> {
         let running = self.find(export)?;

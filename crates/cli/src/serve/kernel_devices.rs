@@ -71,9 +71,9 @@ impl KernelDevices {
             let config =
                 UblkConfig::default().queues(args.queues as u16).memory(memory.clone()).log(log.clone());
             devices.ublk.push(match (number, origin) {
-                (DeviceNumber::This(id), Origin::TakenOver) => UblkDevice::recover(export, *id, config)?,
-                (DeviceNumber::This(id), Origin::New) => UblkDevice::add(export, Some(*id), config)?,
-                (DeviceNumber::Any, Origin::New) => UblkDevice::add(export, None, config)?,
+                (DeviceNumber::This(id), Origin::TakenOver) => UblkDevice::recover(&export, *id, config)?,
+                (DeviceNumber::This(id), Origin::New) => UblkDevice::add(&export, Some(*id), config)?,
+                (DeviceNumber::Any, Origin::New) => UblkDevice::add(&export, None, config)?,
                 (DeviceNumber::Any, Origin::TakenOver) => {
                     return Err(Failure::usage(
                         "--recover needs the number of each device (--ublk=ID): zebu devices lists them",
@@ -83,7 +83,7 @@ impl KernelDevices {
         }
         for (index, export) in args.nbd_device.iter().zip(exports.iter()) {
             let config = NbdDeviceConfig::default().connections(args.queues as usize).log(log.clone());
-            devices.nbd.push(NbdDevice::new(export, *index, config)?);
+            devices.nbd.push(NbdDevice::new(&export, *index, config)?);
         }
         for device in &mut devices.ublk {
             device.start(pool)?;

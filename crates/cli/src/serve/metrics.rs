@@ -20,14 +20,14 @@ pub(crate) async fn answer(
     worker: &Worker,
     socket: Socket,
     _slot: Rc<ConnectionSlot>,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
 ) {
     // Whoever asked is gone, or too slow; there is nobody to tell.
     let _ = within(worker, PATIENCE, respond(worker, &socket, controlled)).await;
 }
 
 /// All counters.
-fn counters(controlled: &Controlled) -> String {
+fn counters(controlled: &Controlled<'_>) -> String {
     let mut text = prometheus(&controlled.exports, &controlled.memory);
     let running = controlled.checkpoints.running();
     let families: [(&str, &str, fn(&CheckpointReport) -> u64); 2] = [
@@ -48,7 +48,7 @@ fn counters(controlled: &Controlled) -> String {
     text
 }
 
-async fn respond(worker: &Worker, socket: &Socket, controlled: &Controlled) -> io::Result<()> {
+async fn respond(worker: &Worker, socket: &Socket, controlled: &Controlled<'_>) -> io::Result<()> {
     let Some(head) = Reader::new(MAX_HEAD).until(worker, socket, b"\r\n\r\n").await? else { return Ok(()) };
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let (status, body) = match line.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] {

@@ -9,18 +9,18 @@ use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::CacheMode;
+use zebu::{CacheMode, ZeroMode};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Program, printable};
 use zebu_export::nbd::Authorization;
-use zebu_export::{Level, Log};
+use zebu_export::{Discards, Export, Level, Log};
 
 /// Heading of options about clients, in the help.
 const CLIENTS: &str = "Clients";
 
 /// Arguments of `zebu serve`.
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(ArgGroup::new("way").required(true).multiple(true).args(["nbd", "vhost_user_blk", "fuse", "ublk", "nbd_device"])))]
+#[command(group(ArgGroup::new("way").required(true).multiple(true).args(["nbd", "vhost_user_blk", "fuse", "ublk", "nbd_device", "config"])))]
 pub(crate) struct ServeArgs {
     /// Serve NBD clients at this address, or at the sockets of a systemd socket unit; may be given more than once
     #[arg(long, value_name = "unix:PATH|HOST:PORT|systemd", help_heading = CLIENTS)]
@@ -177,6 +177,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) idle_timeout: Option<u32>,
 
+    /// Read exports, sockets, TLS and limits from this file (TOML), and again on SIGHUP; what the command line names stays beside it
+    #[arg(long, value_name = "FILE", value_parser = path_argument(), conflicts_with = "isolate")]
+    pub(crate) config: Option<PathBuf>,
+
     /// Serve counters to Prometheus, over HTTP, at this address
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub(crate) metrics: Option<Address>,
@@ -233,7 +237,7 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
 
     /// The image files (or options with --image-opts)
-    #[arg(value_name = "FILENAME", required = true)]
+    #[arg(value_name = "FILENAME", required_unless_present = "config")]
     pub(crate) filenames: Vec<OsString>,
 
     /// The line on standard output when clients can connect
@@ -291,6 +295,28 @@ impl ServeArgs {
     /// Permissions of the sockets that are made.
     pub(crate) fn socket_access(&self) -> SocketAccess {
         SocketAccess { mode: self.socket_mode, group: self.socket_group }
+    }
+
+    /// The export with what the command line says of all of them.
+    pub(crate) fn configured(&self, mut export: Export) -> Export {
+        if self.cache.is_direct() {
+            export = export.without_page_cache();
+        }
+        if self.copy_on_read {
+            export = export.with_copy_on_read();
+        }
+        if self.discard == Discard::Ignore {
+            export = export.with_discards(Discards::Ignore);
+        }
+        export = match self.detect_zeroes {
+            DetectZeroes::Off => export,
+            DetectZeroes::On => export.with_zero_detection(ZeroMode::Keep),
+            DetectZeroes::Unmap => export.with_zero_detection(ZeroMode::Unmap),
+        };
+        match &self.description {
+            Some(text) => export.with_description(text),
+            None => export,
+        }
     }
 
     /// The log of the server.

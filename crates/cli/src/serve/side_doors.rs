@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketAccess, SocketFile, bind_unix};
 use crate::serve::control::Controlled;
+use crate::serve::reload::reload;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::service_manager::ServiceManager;
 use crate::serve::signals::Signals;
@@ -64,7 +65,7 @@ pub(crate) async fn until_signal(
     signals: &Signals,
     clients: Option<&NbdServer>,
     side: &SideDoors,
-    controlled: &Controlled,
+    controlled: &Controlled<'_>,
     manager: (&ServiceManager, &WorkerPool),
 ) -> Result<(), Failure> {
     let mut signal = pin!(signals.wait(worker));
@@ -86,6 +87,7 @@ pub(crate) async fn until_signal(
             door.serve(worker, |client, place| control::converse(worker, client, place, controlled))
         )
     ));
+    let mut reloading = pin!(reload_when_told(worker, signals, controlled));
     let mut tidying = pin!(tidy_now_and_then(worker, controlled));
     let (manager, pool) = manager;
     let mut staying_alive = pin!(manager.stay_alive(worker, || pool.turn()));
@@ -94,6 +96,9 @@ pub(crate) async fn until_signal(
             match never {}
         }
         if let Poll::Ready(never) = staying_alive.as_mut().poll(cx) {
+            match never {}
+        }
+        if let Poll::Ready(never) = reloading.as_mut().poll(cx) {
             match never {}
         }
         if let Poll::Ready(Err(failure)) = metrics.as_mut().poll(cx) {
@@ -110,8 +115,16 @@ pub(crate) async fn until_signal(
     .await
 }
 
+/// Reads the configuration again whenever SIGHUP asks for it.
+async fn reload_when_told(worker: &Worker, signals: &Signals, controlled: &Controlled<'_>) -> Infallible {
+    loop {
+        signals.wait_for_reload(worker).await;
+        reload(worker, &controlled.served, controlled.jobs()).await;
+    }
+}
+
 /// Gives memory back that the mapping of idle images does not use: requests do so by the way, but there are none then.
-async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled) -> Infallible {
+async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled<'_>) -> Infallible {
     loop {
         worker.sleep(TIDY_INTERVAL).await;
         for export in controlled.exports.iter() {

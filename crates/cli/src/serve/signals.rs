@@ -1,6 +1,6 @@
 //! Signals, as something that a worker can wait for.
 //!
-//! SIGTERM, SIGINT and SIGHUP end the server in good order. SIGTERM or SIGINT, a second after the first of these, end it at
+//! SIGTERM, SIGINT and SIGHUP end the server in good order. With a configuration file, SIGHUP has that read again. SIGTERM or SIGINT, a second after the first of these, end it at
 //! once (`stop_signals.rs`); of a process that `isolate.rs` started, those that its starter tells of. Under QEMU's name it
 //! goes on in good order, as `qemu-nbd` does. SIGXFSZ is ignored: a file that may not grow is an error of the request.
 //! (SIGPIPE is ignored by every Rust program, SIGBUS is the matter of `storage/mapping_guard.rs`.)
@@ -11,7 +11,8 @@ use crate::stop_signals::{Answer, Asked, signals_of_servers, survive_size_limit,
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator;
 use signal_hook::low_level::exit;
-use std::io::{self, Read};
+use std::future::pending;
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::thread::Builder;
@@ -19,8 +20,10 @@ use std::time::Instant;
 use zebu_disks::Program;
 use zebu_export::Exports;
 use zebu_storage::sync::Mutex;
-use zebu_storage::{Socket, Worker};
+use zebu_storage::{IoBuf, IoBufs, Socket, Worker};
 
+/// Requests to read the configuration again that are taken as one.
+const REQUESTS: usize = 64;
 /// The exit code of a server that a second signal ended.
 const CUT_SHORT: i32 = 1;
 
@@ -34,18 +37,38 @@ pub(crate) enum Counted {
     FromStarter,
 }
 
+/// The effect of SIGHUP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hangup {
+    /// It ends the server.
+    Ends,
+    /// The configuration is read again.
+    Reloads,
+}
+
 /// The signals that end a server.
 pub(crate) struct Signals {
     /// Readable when the first one has come.
     first: Socket,
+    /// Bytes come for each SIGHUP that has the configuration read again.
+    reloads: Option<Socket>,
     exports: Arc<OnceLock<Exports>>,
 }
 
 impl Signals {
     /// Begins to watch: from now on, the first signal does not end the process.
-    pub(crate) fn watch(dialect: Program, counted: Counted) -> Result<Self, Failure> {
+    pub(crate) fn watch(dialect: Program, counted: Counted, hangup: Hangup) -> Result<Self, Failure> {
         let fail = |error: io::Error| Failure::new(format!("could not watch for signals: {error}"));
         let (first, told) = UnixStream::pair().map_err(fail)?;
+        let (reloads, told_of_reloads) = match hangup {
+            Hangup::Ends => (None, None),
+            Hangup::Reloads => {
+                let (reloads, told) = UnixStream::pair().map_err(fail)?;
+                // Many signals are one, once as many wait as the socket holds.
+                told.set_nonblocking(true).map_err(fail)?;
+                (Some(Socket::new(reloads).map_err(fail)?), Some(told))
+            }
+        };
         take_over_signals();
         let mut signals = iterator::Signals::new(signals_of_servers()).map_err(fail)?;
         survive_size_limit().map_err(fail)?;
@@ -59,6 +82,10 @@ impl Signals {
         // A thread of its own, since the others wait for clients and disks when a second one comes.
         let wait = move || {
             for signal in &mut signals {
+                if let Some(mut told) = told_of_reloads.as_ref().filter(|_| signal == SIGHUP) {
+                    let _ = told.write_all(&[1]);
+                    continue;
+                }
                 let mut ending = ending.lock();
                 match counted {
                     Counted::Own => ending.take(signal),
@@ -67,12 +94,22 @@ impl Signals {
             }
         };
         Builder::new().name("zebu-signals".to_owned()).spawn(wait).map_err(fail)?;
-        Ok(Self { first: Socket::new(first).map_err(fail)?, exports })
+        Ok(Self { first: Socket::new(first).map_err(fail)?, reloads, exports })
     }
 
     /// From now on, the second signal tells what these exports lose.
     pub(crate) fn tell_of(&self, exports: &Exports) {
         let _ = self.exports.set(exports.clone());
+    }
+
+    /// Waits until the configuration is to be read again.
+    pub(crate) async fn wait_for_reload(&self, worker: &Worker) {
+        let Some(socket) = &self.reloads else { return pending().await };
+        let received = worker.receive(socket, IoBufs::from(IoBuf::zeroed(REQUESTS))).await;
+        if !matches!(received.0, Ok(1..)) {
+            // The thread of the signals is gone.
+            pending().await
+        }
     }
 
     /// Waits for the first one.
@@ -97,7 +134,15 @@ impl Ending {
     /// Answers a signal that may insist.
     fn take(&mut self, signal: i32) {
         match self.asked.answer(signal, Instant::now()) {
-            Answer::Begin => self.begin(),
+            Answer::Begin => {
+                if signal == SIGHUP && !self.dialect.is_qemu() {
+                    log_lines::say(
+                        "zebu: warning: SIGHUP ends the server: there is no --config to be read again\n"
+                            .to_owned(),
+                    );
+                }
+                self.begin();
+            }
             Answer::EndAtOnce if !self.dialect.is_qemu() => {
                 say_what_is_lost(self.exports.get());
                 exit(CUT_SHORT);
@@ -120,7 +165,7 @@ fn listen_to_starter(ending: Arc<Mutex<Ending>>) -> io::Result<()> {
             take(number[0].into());
         }
         // Whoever started it is gone, which insists on nothing.
-        take(SIGHUP);
+        ending.lock().begin();
     };
     Builder::new().name("zebu-starter".to_owned()).spawn(listen).map(drop)
 }

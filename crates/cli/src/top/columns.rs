@@ -191,7 +191,9 @@ mod tests {
 
     #[test]
     fn figures_are_short() {
-        for (requests, text) in [(0.0, "0"), (0.5, "0.5"), (12.3, "12"), (99_999.0, "99999"), (1.5e6, "1500k")] {
+        for (requests, text) in
+            [(0.0, "0"), (0.5, "0.5"), (12.3, "12"), (99_999.0, "99999"), (1.5e6, "1500k")]
+        {
             assert_eq!(count(requests), text);
         }
         for (micros, text) in [(7, "7 us"), (1500, "1.5 ms"), (25_000, "25 ms"), (2_500_000, "2.5 s")] {

@@ -52,7 +52,8 @@ fn export(line: &Line) -> Option<Value> {
             "latency-us": rate.and_then(|rate| rate.latency).map(|time| rounded(time.as_secs_f64() * 1e6)),
         })
     };
-    let jobs = row.export.jobs.iter().map(|job| json!({ "kind": job.kind, "done": job.done, "total": job.total }));
+    let jobs =
+        row.export.jobs.iter().map(|job| json!({ "kind": job.kind, "done": job.done, "total": job.total }));
     Some(json!({
         "name": row.export.name,
         "filename": row.export.file,

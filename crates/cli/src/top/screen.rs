@@ -42,7 +42,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, board: &Board, looks: Looks) {
     frame.render_widget(Paragraph::new(padded(&title, head)).style(reversed), head);
     let height = usize::from(body.height);
     let first = looks.first.min(lines.len().saturating_sub(height));
-    let rows: Vec<Text<'_>> = lines.iter().skip(first).take(height).map(|line| row(line, &columns, looks)).collect();
+    let rows: Vec<Text<'_>> =
+        lines.iter().skip(first).take(height).map(|line| row(line, &columns, looks)).collect();
     frame.render_widget(Paragraph::new(rows), body);
     let more = lines.len().saturating_sub(first + height);
     frame.render_widget(Paragraph::new(keys(looks, more)).alignment(Alignment::Left), foot);
@@ -52,7 +53,8 @@ fn row<'a>(line: &Line, columns: &[(super::columns::Column, usize)], looks: Look
     let mut spans = Vec::new();
     for (index, (column, width)) in columns.iter().enumerate() {
         let blank = if index == 0 { "" } else { " " };
-        let text = format!("{blank}{}", aligned(&cell(line, *column, looks.charset), *width, column.is_text()));
+        let text =
+            format!("{blank}{}", aligned(&cell(line, *column, looks.charset), *width, column.is_text()));
         let style = match &line.row {
             Err(_) => looks.coloured(Color::Red),
             Ok(row) if !row.export.waits.is_empty() => looks.coloured(Color::Yellow),
@@ -68,7 +70,8 @@ fn summary(board: &Board, lines: &[Line]) -> String {
     let servers = board.servers().count();
     let silent = board.servers().filter(|(_, error)| error.is_some()).count();
     let exports = lines.iter().filter(|line| line.row.is_ok()).count();
-    let plural = |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
+    let plural =
+        |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
     let mut text = format!("zebu top: {}, {}", plural(servers, "server"), plural(exports, "export"));
     if silent > 0 {
         text += &format!(", {silent} not answering");

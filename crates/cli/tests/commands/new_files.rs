@@ -68,6 +68,7 @@ fn a_file_that_holds_something_is_replaced_only_by_force() {
     }
     // A file of the image's own chain is never emptied.
     scratch.zebu_as_typed("create -q -b source.qcow2 -F qcow2 top.qcow2").ok();
-    scratch.zebu_as_typed("convert --force -O qcow2 top.qcow2 source.qcow2")
+    scratch
+        .zebu_as_typed("convert --force -O qcow2 top.qcow2 source.qcow2")
         .fails_naming(1, &["source.qcow2"]);
 }

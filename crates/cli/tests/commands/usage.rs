@@ -171,7 +171,8 @@ fn percentages_go_to_the_program_that_reads_them() {
     let scratch = Scratch::new();
     scratch.write("disk.raw", &crate::common::noise(4, 1 << 20));
     let zebu = env!("CARGO_BIN_EXE_zebu");
-    let screen = on_terminal(&scratch, 80, &format!("{zebu} convert -p -f raw -O raw disk.raw out | cat > read"));
+    let screen =
+        on_terminal(&scratch, 80, &format!("{zebu} convert -p -f raw -O raw disk.raw out | cat > read"));
     assert_eq!(screen, "");
     assert!(String::from_utf8(scratch.read("read")).unwrap().ends_with("    (100.00/100%)\r\n"));
     // A report for programs is not mixed with them.

@@ -36,7 +36,9 @@ fn refuse_what_is_no_fork(image: &Image) -> Result<()> {
         return unsupported("the image below is not sealed for it: only a disk that was forked can be reset");
     }
     if base.virtual_size() != image.virtual_size() {
-        return unsupported("the size of the disk was changed since the fork, and a reset does not change it back");
+        return unsupported(
+            "the size of the disk was changed since the fork, and a reset does not change it back",
+        );
     }
     Ok(())
 }

@@ -237,7 +237,11 @@ impl FileServer {
         let (export, since) = (Arc::clone(&self.file.export), Instant::now());
         let begin = move |seat: Seat| {
             export.metrics().start(seat.thread);
-            work(Job { export, seat, kind, since, _share: share })
+            let job = Job { export, seat, kind, since, _share: share };
+            async move {
+                job.export.admit(&job.seat.worker, kind, bytes).await;
+                work(job).await;
+            }
         };
         if thread == self.seat.thread {
             drop(self.seat.worker.spawn(begin(self.seat.clone())));

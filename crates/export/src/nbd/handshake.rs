@@ -315,7 +315,7 @@ impl<'a> Handshake<'a> {
             self.reply(code, OptionReply::MetaContext, &data).await?;
         }
         if purpose == Purpose::Set {
-            self.contexts = Some((export, found));
+            self.contexts = Some((Arc::clone(&export), found));
         }
         self.reply(code, OptionReply::Ack, &[]).await
     }

@@ -299,6 +299,16 @@ impl Peers {
         of_closed.for_each(|(_, peer)| peer.hang_up());
     }
 
+    /// Ends the connections to an export.
+    pub(crate) fn leave(&self, export: &Arc<Export>) {
+        let present = self.present.lock();
+        let of_it = present
+            .all
+            .iter()
+            .filter(|(_, peer)| peer.export.get().is_some_and(|of| Arc::ptr_eq(of, export)));
+        of_it.for_each(|(_, peer)| peer.hang_up());
+    }
+
     /// No client's further requests are received.
     pub(crate) fn stop_receiving(&self) {
         self.present.lock().all.iter().for_each(|(_, peer)| peer.stop_receiving());

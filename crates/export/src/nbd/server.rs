@@ -9,6 +9,7 @@ use super::peers::{LEAVING, Membership, NoPlace, Peers, Places, TimeLimits};
 use super::session::Session;
 use super::transport::{Transport, is_tls_failure};
 use crate::error::ExportError;
+use crate::export::Export;
 use crate::exports::Exports;
 use crate::inflight_limit::{InflightLimit, Load};
 use crate::log::{Level, Seldom};
@@ -120,9 +121,15 @@ impl NbdServer {
         self.0.peers.all_left().await;
     }
 
+    /// Ends the connections to an export, which was removed. Their requests under way are finished.
+    pub fn disconnect(&self, export: &Arc<Export>) {
+        self.0.peers.leave(export);
+    }
+
     /// Takes no more clients and no more requests; those under way are answered. [`WorkerPool::join`] waits for that.
     pub fn stop(&self) {
         self.0.stop.throw();
+        self.0.exports.end_limits();
         self.0.peers.stop_receiving();
     }
 }
@@ -289,8 +296,8 @@ async fn watch(shared: &Shared, seat: &Seat) {
     while stop.or(seat.worker.sleep(LOOK)).await.is_some() {
         for export in shared.exports.all().iter().filter(|export| export.is_closed()) {
             peers.leave_closed();
-            if !told.iter().any(|name| name == export.name()) {
-                told.push(export.name().to_owned());
+            if !told.iter().any(|other| Arc::ptr_eq(other, &export)) {
+                told.push(Arc::clone(&export));
                 let what = "is closed by a fault of the server's own; others go on";
                 config.log.write(Level::Error, format_args!("the export '{}' {what}", export.name()));
             }
@@ -315,7 +322,6 @@ async fn watch(shared: &Shared, seat: &Seat) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::Export;
     use crate::log::Log;
     use crate::pool::PoolConfig;
     use std::io::{Read, Write};
@@ -427,7 +433,7 @@ mod tests {
                 assert_eq!(read(stream).unwrap(), [7; BLOCK]);
             }
             ask(&mut other, 1, &[8; BLOCK], 0).unwrap();
-            let export = Arc::clone(exports.find("a").unwrap());
+            let export = exports.find("a").unwrap();
             export.panic_at(place);
             assert!(read(&mut first).is_err(), "{place}: a request that panicked is answered");
             assert_eq!(second.read(&mut [0; 1]).unwrap_or(0), 0, "{place}: who else uses the export stays");

@@ -165,6 +165,11 @@ impl Session {
         Ok(())
     }
 
+    /// Waits until the limits of the export let a request go, or the server ends.
+    async fn admit(&self, kind: RequestKind, bytes: u64) {
+        let _ = self.stop.or(self.agreed.export.admit(&self.seat.worker, kind, bytes)).await;
+    }
+
     async fn refuse(
         self: &Rc<Self>,
         header: RequestHeader,
@@ -239,6 +244,7 @@ impl Session {
             Command::Trim { len, fua } => {
                 let pending = self.begin(header, RequestKind::Discard, len, 0).await?;
                 drop(worker.spawn(async move {
+                    me.admit(RequestKind::Discard, 0).await;
                     let result = match me.agreed.export.discards() {
                         Discards::Unmap => {
                             me.agreed.export.image().discard(&me.seat.worker, header.offset, len).await
@@ -272,6 +278,7 @@ impl Session {
 
     async fn read(self: Rc<Self>, pending: Pending, bufs: IoBufs) {
         let export = &self.agreed.export;
+        self.admit(RequestKind::Read, pending.len).await;
         let (result, bufs) = export.read(&self.seat.worker, pending.ticket.offset, bufs).await;
         match result {
             Ok(()) => {
@@ -284,6 +291,7 @@ impl Session {
     }
 
     async fn write(self: Rc<Self>, pending: Pending, payload: IoBuf, fua: bool) {
+        self.admit(RequestKind::Write, pending.len).await;
         let durability = if fua { Durability::Durable } else { Durability::Volatile };
         let image = self.agreed.export.image();
         let (worker, offset) = (&self.seat.worker, pending.ticket.offset);
@@ -304,6 +312,7 @@ impl Session {
             self.fail(&pending, (NbdErrno::NotSupported, message));
             return;
         }
+        self.admit(RequestKind::WriteZeroes, 0).await;
         let keeps = zeroing.keep || self.agreed.export.discards() == Discards::Ignore;
         let mode = if keeps { ZeroMode::Keep } else { ZeroMode::Unmap };
         let image = self.agreed.export.image();
@@ -329,6 +338,7 @@ impl Session {
             let (mut at, end) = (pending.ticket.offset, pending.ticket.offset + len);
             while at < end && result.is_ok() && self.is_wanted() {
                 let step = (end - at).min(CACHE_STEP);
+                self.admit(RequestKind::Read, step).await;
                 let bufs = self.seat.worker.buffer(step as usize).into();
                 result = export.read(&self.seat.worker, at, bufs).await.0;
                 at += step;
@@ -344,6 +354,7 @@ impl Session {
     }
 
     async fn block_status(self: Rc<Self>, pending: Pending, len: u64, one: bool) {
+        self.admit(RequestKind::Other, 0).await;
         let limit = RunLimit { one, compact: self.agreed.requests == HeaderStyle::Compact };
         let Self { seat, agreed, contexts, .. } = &*self;
         let offset = pending.ticket.offset;

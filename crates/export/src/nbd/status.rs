@@ -37,7 +37,7 @@ pub(crate) async fn block_status(
         }
     }
     if of_extents {
-        walk_extents(export.image(), worker, range, contexts, &mut lists, limit).await?;
+        walk_extents(&export.image(), worker, range, contexts, &mut lists, limit).await?;
     }
     for list in &mut lists {
         list.truncate(limit.runs());

@@ -442,6 +442,7 @@ impl Ring {
         match request {
             BlkRequest::Read { offset } => match data_buffers(map, &writable, data) {
                 Some(bufs) => drop(worker.spawn(async move {
+                    me.admit(&pending).await;
                     let result = me.export.read(&me.seat.worker, offset, bufs).await.0;
                     me.end(&pending, &result, data as u32);
                 })),
@@ -449,6 +450,7 @@ impl Ring {
             },
             BlkRequest::Write { offset } => match data_buffers(map, &readable, data) {
                 Some(bufs) => drop(worker.spawn(async move {
+                    me.admit(&pending).await;
                     let result =
                         me.export.image().write(&me.seat.worker, offset, bufs, me.durability).await.0;
                     me.end(&pending, &result, 0);
@@ -480,8 +482,15 @@ impl Ring {
         }
     }
 
+    /// Waits until the limits of the export let a request go, or the ring is told to stop.
+    async fn admit(&self, pending: &Pending) {
+        let admitted = self.export.admit(&self.seat.worker, pending.kind, pending.len);
+        let _ = self.control.stop.or(admitted).await;
+    }
+
     /// Discards or zeroes ranges.
     async fn clear(self: Rc<Self>, pending: Pending, request: BlkRequest, ranges: Vec<Range>) {
+        self.admit(&pending).await;
         let (image, worker) = (self.export.image(), &self.seat.worker);
         let mut result = Ok(());
         for Range { offset, len, unmap } in ranges {

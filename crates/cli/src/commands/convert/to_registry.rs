@@ -25,7 +25,10 @@ pub(super) fn target(dialect: Program, args: &ConvertArgs) -> Result<Option<OciN
         (args.backing.is_some(), "a backing file (-B): it stands alone"),
         (args.target_cache.is_some(), "a cache mode (-t)"),
         (args.dry_run, "--dry-run"),
-        (!matches!(args.target_format(), Format::Raw | Format::Qcow2), "another format than qcow2 and raw (-O)"),
+        (
+            !matches!(args.target_format(), Format::Raw | Format::Qcow2),
+            "another format than qcow2 and raw (-O)",
+        ),
     ];
     match refused.iter().find(|(is_given, _)| *is_given) {
         Some((_, what)) => Err(Failure::usage(format!("an image of a registry can't have {what}"))),

@@ -158,9 +158,7 @@ impl Overlays {
         self.files.push((path.to_owned(), file));
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all()).map_err(
-            |error| {
-                Failure::new(format!("could not make the name '{}' durable: {error}", path.display()))
-            },
+            |error| Failure::new(format!("could not make the name '{}' durable: {error}", path.display())),
         )
     }
 

@@ -122,8 +122,13 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
         })?,
     };
     let mut words: Vec<OsString> = ["restore", "-f", "raw", "-O", &format].map(OsString::from).to_vec();
-    let flags =
-        [(args.quiet, "-q"), (args.progress, "-p"), (args.compress, "-c"), (target == Target::Device, "-n")];
+    let flags = [
+        (args.quiet, "-q"),
+        (args.progress, "-p"),
+        (args.compress, "-c"),
+        (target == Target::Device, "-n"),
+        (args.force && target == Target::File, "--force"),
+    ];
     words.extend(flags.iter().filter(|(given, _)| *given).map(|(_, flag)| OsString::from(flag)));
     let numbers = args.parallel.map(|number| number.to_string());
     let values = [("-m", &numbers), ("-r", &args.rate), ("--output", &args.output)];
@@ -141,12 +146,12 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
         words.extend(["-o".into(), options.into()]);
     }
     words.extend(["--".into(), args.store.to_string().into(), args.target.clone()]);
-    let line = Line::try_parse_from(words).map_err(|error| {
+    let mut line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
         Failure::usage(first.strip_prefix("error: ").unwrap_or(first).to_owned())
     })?;
-    convert::run(&line.convert, context)
+    convert::run(&mut line.convert, context)
 }
 
 fn by_suffix(name: &OsStr) -> Option<String> {

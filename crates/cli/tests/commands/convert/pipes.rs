@@ -198,7 +198,8 @@ fn a_disk_comes_from_standard_input() {
     identical(&scratch, "a.qcow2", "image.vmdk");
     run("convert -O qcow2 - - < image.vmdk > out").ok();
     identical(&scratch, "a.qcow2", "out");
-    run("convert --force --max-size 1M -O qcow2 - out < a.qcow2").fails_naming(1, &["standard input", "--max-size"]);
+    run("convert --force --max-size 1M -O qcow2 - out < a.qcow2")
+        .fails_naming(1, &["standard input", "--max-size"]);
     run("convert --force -O qcow2 - - out < a.qcow2").fails_naming(1, &["standard input"]);
 }
 

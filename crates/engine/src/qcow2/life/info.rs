@@ -45,7 +45,9 @@ pub(crate) fn qcow2_info(
         limitations.push("a damaged bitmap directory: its bitmaps are lost with the first write".to_owned());
     }
     if *seal == SealState::Unreadable {
-        limitations.push("a seal that can't be read: its disk goes on in an overlay, and it is only read".to_owned());
+        limitations.push(
+            "a seal that can't be read: its disk goes on in an overlay, and it is only read".to_owned(),
+        );
     }
     Qcow2Info {
         version: header.version().number(),

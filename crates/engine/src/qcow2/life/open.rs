@@ -86,7 +86,10 @@ pub(crate) async fn parse_with(
     let first_cluster = read_bytes(worker, file, 0, cluster).await?;
     let (header, _warnings) =
         Header::parse(&with_magic(&first_cluster, magic), purpose).map_err(|e| format_error(path, &e))?;
-    if purpose == zebu_qcow2::Purpose::ReadWrite && header.seal().is_sealed() && !sabotage::is(Fault::WriteSealed) {
+    if purpose == zebu_qcow2::Purpose::ReadWrite
+        && header.seal().is_sealed()
+        && !sabotage::is(Fault::WriteSealed)
+    {
         return Err(sealed_error(path, &header.seal()));
     }
     // A copy: of a chain, every image's is held until all are open.

@@ -5,6 +5,7 @@ use crate::crash::guest::Guest;
 use crate::crash::judge::read_all;
 use crate::crash::setup::{Setup, TOP};
 use futures_util::future::join_all;
+use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -13,10 +14,9 @@ use zebu::jobs::{ForkDisk, fork, reset};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Access, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile};
 use zebu_qcow2::{Header, Purpose, SealState};
-use rustix::io::Errno;
 use zebu_sim::{
-    Aside, Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter, SimFileConfig,
-    SimRng, SimWorld, Tear,
+    Aside, Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter,
+    SimFileConfig, SimRng, SimWorld, Tear,
 };
 
 /// The images that a disk goes on in, the first one last.
@@ -32,7 +32,9 @@ fn sealed_by(content: &Content) -> Option<String> {
     let (header, _) = Header::parse(&content.bytes(0..4096.min(content.len())), Purpose::Inspect).unwrap();
     match header.seal() {
         SealState::Open => None,
-        SealState::Sealed(seal) => Some(Path::new(std::ffi::OsStr::from_bytes(seal.overlay())).display().to_string()),
+        SealState::Sealed(seal) => {
+            Some(Path::new(std::ffi::OsStr::from_bytes(seal.overlay())).display().to_string())
+        }
         SealState::Unreadable => panic!("a seal that can't be read"),
     }
 }
@@ -60,7 +62,8 @@ fn open_chain(world: &SimWorld, names: &[String]) -> Vec<OpenedFile> {
 /// Judges the disk that the seals of `files` lead to.
 fn judge(guest: &Guest, files: &[(String, Content)]) -> Result<(), String> {
     let _aside = Aside::new();
-    let content = |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
+    let content =
+        |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
     let names = chain(content)?;
     let world = SimWorld::new(0);
     for name in &names {
@@ -274,7 +277,8 @@ fn a_reset_shows_the_overlay_or_the_image_below() {
 
 fn content_by_seals(files: &[(String, Content)]) -> Vec<u8> {
     let _aside = Aside::new();
-    let content = |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
+    let content =
+        |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
     let names = chain(content).unwrap();
     let world = SimWorld::new(0);
     for name in &names {
@@ -283,7 +287,9 @@ fn content_by_seals(files: &[(String, Content)]) -> Vec<u8> {
     let worker = world.worker();
     world
         .block_on(async {
-            let image = Image::open_files(&worker, open_chain(&world, &names), &OpenOptions::default()).await.unwrap();
+            let image = Image::open_files(&worker, open_chain(&world, &names), &OpenOptions::default())
+                .await
+                .unwrap();
             read_all(&worker, &image, image.virtual_size()).await.unwrap()
         })
         .unwrap()
@@ -304,7 +310,8 @@ pub(crate) fn a_sealed_image_is_not_opened_for_writing() {
             let error = again.expect_err("it is sealed");
             assert_eq!(error.kind(), ErrorKind::ReadOnly);
             assert!(error.message().contains(OVERLAYS[0]), "{error}");
-            let read = Image::open_files(&worker, setup.chain(&world), &OpenOptions::default()).await.unwrap();
+            let read =
+                Image::open_files(&worker, setup.chain(&world), &OpenOptions::default()).await.unwrap();
             assert_eq!(read.sealed_by().as_deref(), Some(Path::new(OVERLAYS[0])));
         })
         .unwrap();
