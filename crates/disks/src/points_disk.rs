@@ -111,7 +111,7 @@ impl Scratch {
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Self(path)),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && number < MOST_NAMES => {
-                    number += 1
+                    number += 1;
                 }
                 Err(error) => return Err(error),
             }

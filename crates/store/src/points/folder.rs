@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// The folder of files that are no objects yet.
 const UNFINISHED: &str = "tmp";
+/// The end of the name of a small one.
+const UNNAMED: &str = ".part";
 /// Parts of a store.
 pub(super) const PARTS: [&str; 6] = ["points", "layers", "hashes", "claims", "marks", "verified"];
 /// Bytes read at once.
@@ -81,7 +83,7 @@ impl Folder {
 
     /// A file with these bytes, durable and locked, that is no object yet.
     fn unfinished(&self, bytes: &[u8]) -> std::io::Result<(PathBuf, File)> {
-        let path = self.at(UNFINISHED).join(format!("{}.part", new_id()));
+        let path = self.at(UNFINISHED).join(format!("{}{UNNAMED}", new_id()));
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.write_all(bytes)?;
@@ -240,7 +242,7 @@ impl Folder {
         for (name, _) in self.list(UNFINISHED)? {
             let key = format!("{UNFINISHED}/{name}");
             let path = self.at(&key);
-            if name.ends_with(".part") {
+            if name.strip_suffix(UNNAMED).is_some() {
                 if self.holder(&key)? == Holder::Gone {
                     self.delete(&key)?;
                 }

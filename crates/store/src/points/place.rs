@@ -68,7 +68,7 @@ pub(super) struct Place {
 #[derive(Debug)]
 enum Kind {
     Folder(Folder),
-    Objects(Objects),
+    Objects(Box<Objects>),
 }
 
 macro_rules! both {
@@ -86,10 +86,10 @@ impl Place {
         let name = name.store();
         let kind = match name.place() {
             PointsPlace::Folder(path) => Kind::Folder(Folder::new(path)),
-            PointsPlace::Objects(prefix) => Kind::Objects(
+            PointsPlace::Objects(prefix) => Kind::Objects(Box::new(
                 Objects::new(prefix, http)
                     .map_err(|(kind, reason)| PointsError::new(kind, &name, "", &reason))?,
-            ),
+            )),
         };
         Ok(Self { name, kind: Arc::new(kind) })
     }

@@ -100,13 +100,11 @@ impl PointStore {
     /// There is none, it is of a newer version, or it can't be read.
     pub fn open(name: &PointName, http: &HttpOptions) -> Result<Self, PointsError> {
         let place = Place::open(name, http)?;
-        match Self::is_there(&place)? {
-            true => Ok(Self { place }),
-            false => Err(place.failed(
-                "",
-                (PointsErrorKind::NotFound, "there is no store of points: 'zebu backup' makes it".to_owned()),
-            )),
+        if Self::is_there(&place)? {
+            return Ok(Self { place });
         }
+        let reason = "there is no store of points: 'zebu backup' makes it".to_owned();
+        Err(place.failed("", (PointsErrorKind::NotFound, reason)))
     }
 
     /// Opens a store, which is made if it is not there.
