@@ -67,7 +67,7 @@ struct Shard {
 pub struct ExportMetrics {
     shards: [Shard; SHARDS],
     clients: AtomicU64,
-    /// Those that have come.
+    /// Clients that have come.
     arrivals: AtomicU64,
     /// Of the changed bytes, those that a flush has covered.
     flushed: AtomicU64,
