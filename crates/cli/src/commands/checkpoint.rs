@@ -85,7 +85,7 @@ pub(crate) fn run(args: &CheckpointArgs, context: &Context) -> Result<u8, Failur
     Ok(0)
 }
 
-/// What became of the bitmap of an image.
+/// The change of an image's bitmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begun {
     Added,

@@ -145,7 +145,7 @@ enum CtlCommand {
     },
     /// Export disks as they are at one moment, for NBD clients that pull them, while others go on to write
     ///
-    /// What is overwritten meanwhile is kept aside, within a bound; beyond it the checkpoint ends with an error, and writes go on.
+    /// Bytes that are overwritten meanwhile are kept aside, within a bound; beyond it the checkpoint ends with an error, and writes go on.
     /// A bitmap of both --bitmap and --from keeps its earlier bits unless `checkpoint-end` says that they were copied.
     Checkpoint(CheckpointArgs),
     /// Print how a checkpoint is, or all that are known, as JSON

@@ -411,7 +411,7 @@ fn describe(job: &Job) -> Value {
     described
 }
 
-/// What a spill holds, in bytes.
+/// The content of a spill, in bytes.
 pub(crate) fn spill(report: &CheckpointReport) -> Value {
     json!({ "memory": report.spill_memory, "file": report.spill_file, "limit": report.spill_limit })
 }

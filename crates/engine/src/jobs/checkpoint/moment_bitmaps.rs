@@ -1,6 +1,6 @@
 //! Bitmaps at the moment of a checkpoint: one that ends there, one that begins there.
 //!
-//! What needs the disk is done before: at the moment, bits change hands in memory.
+//! All that needs the disk is done before: at the moment, bits change hands in memory.
 
 use super::source::CheckpointSource;
 use crate::bitmaps::{DirtyBits, NewBitmap};

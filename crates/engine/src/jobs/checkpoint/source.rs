@@ -1,4 +1,4 @@
-//! What a checkpoint is made of.
+//! The disks that a checkpoint is made of.
 
 use crate::Image;
 
