@@ -29,6 +29,12 @@ fn write(client: &mut Client, block: u64, number: u64) {
     assert_eq!(client.write(0, block * BLOCK, &bytes).unwrap(), 0);
 }
 
+/// Stops a server that was started by the name of a sealed image, and has said so.
+fn stop_of_sealed(server: Server) {
+    let said = server.stop_with_messages();
+    assert!(said.contains("is sealed: its disk goes on in"), "{said}");
+}
+
 /// The number in a block of a disk.
 fn number(disk: &[u8], block: u64) -> u64 {
     let block = &disk[(block * BLOCK) as usize..][..BLOCK as usize];
@@ -39,7 +45,7 @@ fn number(disk: &[u8], block: u64) -> u64 {
 /// The disk as a client finds it.
 fn disk_of(server: &Server, export: &str) -> Vec<u8> {
     let mut client = Client::open(server.socket(), export).unwrap();
-    (0..SIZE / (1 << 20)).flat_map(|mib| client.read(0, mib << 20, 1 << 20).unwrap()).collect()
+    (0..SIZE / (1 << 20)).flat_map(|mib| client.read(mib << 20, 1 << 20).unwrap()).collect()
 }
 
 fn json(finished: Finished) -> serde_json::Value {
@@ -108,7 +114,7 @@ fn writers_notice_nothing_and_each_image_is_the_disk_at_one_moment() {
     // The base's name leads to the latest overlay.
     let again = serve(dir, "-f qcow2 disk.qcow2");
     assert!(disk_of(&again, "") == last, "another disk is served");
-    again.stop();
+    stop_of_sealed(again);
 }
 
 /// A server that is killed after a fork is started by the old name: nothing that was flushed is missing.
@@ -131,7 +137,7 @@ fn a_killed_server_goes_on_in_the_overlay() {
         for earlier in 1..=round {
             assert_eq!((number(&disk, earlier), number(&disk, 100 + earlier)), (earlier, earlier));
         }
-        again.stop();
+        stop_of_sealed(again);
         assert!(std::fs::read(dir.join("disk.qcow2")).unwrap() == sealed, "the sealed image was written");
     }
 }
@@ -171,8 +177,9 @@ fn three_disks_are_forked_at_one_moment() {
     files.extend((0..4).map(|round| names.map(|name| format!("{name}-{round}.qcow2"))));
     for trio in files {
         let read = |name: &String| {
-            zebu(dir, ["convert", "-f", "qcow2", "-O", "raw", name, "raw", "--force"]).ok();
-            number(&std::fs::read(dir.join("raw")).unwrap(), 7)
+            let raw = format!("{name}.raw");
+            zebu(dir, ["convert", "-f", "qcow2", "-O", "raw", name, &raw]).ok();
+            number(&std::fs::read(dir.join(raw)).unwrap(), 7)
         };
         let [a, b, c] = trio.each_ref().map(read);
         assert!(a >= b && b >= c && a - c <= 1 && a > 0, "{trio:?}: {a}, {b}, {c} is no moment");
@@ -252,7 +259,7 @@ fn a_reset_throws_the_overlay_away() {
     ctl(dir, &["reset", ""]).ok();
     let disk = disk_of(&again, "");
     assert_eq!([1, 2, 3].map(|block| number(&disk, block)), [11, 0, 0]);
-    again.stop();
+    stop_of_sealed(again);
 }
 
 /// The hook freezes before and thaws after, whatever becomes of the fork; refusals leave no file behind.
