@@ -347,11 +347,11 @@ impl Header {
 
     /// Whether the image may only be read, since its disk goes on in an overlay. Of several seals, one is enough.
     pub fn seal(&self) -> SealState {
-        let seals = self.extensions.iter().filter_map(|extension| match extension {
+        let mut seals = self.extensions.iter().filter_map(|extension| match extension {
             Extension::Seal(data) => Some(SealState::parse(data)),
             _ => None,
         });
-        seals.filter(SealState::is_sealed).last().unwrap_or(SealState::Open)
+        seals.rfind(SealState::is_sealed).unwrap_or(SealState::Open)
     }
 
     /// Removes the mark of the backup that the image was.

@@ -115,11 +115,11 @@ pub fn set_seal(block: &[u8], new: Option<&ForkSeal>) -> Result<Vec<Vec<u8>>, Fo
 /// Whether the image may only be read, as the header in `block` says.
 pub fn seal(block: &[u8]) -> SealState {
     let Ok(area) = Area::find(block, SEAL) else { return SealState::Open };
-    let states = area
+    let mut states = area
         .found
         .iter()
         .map(|(at, len)| SealState::parse(&ZeroExtended(block).vec(at.saturating_add(PREAMBLE), *len)));
-    states.filter(SealState::is_sealed).last().unwrap_or(SealState::Open)
+    states.rfind(SealState::is_sealed).unwrap_or(SealState::Open)
 }
 
 /// The same for an extension that only zebu knows. Where it is not as zebu writes it, nobody believes it, and it stays.

@@ -220,14 +220,12 @@ pub(crate) fn a_seal_that_fails_leaves_no_disk_forked() {
             })
             .unwrap();
         let seals = names.map(|name| sealed_by(&world.content(name).unwrap()));
-        match failed {
-            Some(failed) => assert_eq!(seals, [None, None], "{failed}"),
-            None => {
-                assert!(seals.iter().all(Option::is_some));
-                assert!(at > 0, "no write failed");
-                return;
-            }
-        }
+        let Some(failed) = failed else {
+            assert!(seals.iter().all(Option::is_some));
+            assert!(at > 0, "no write failed");
+            return;
+        };
+        assert_eq!(seals, [None, None], "{failed}");
     }
     panic!("every fork failed");
 }
