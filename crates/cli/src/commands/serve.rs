@@ -7,7 +7,7 @@ use crate::serve::backups::Backups;
 use crate::serve::checkpoints::Checkpoints;
 use crate::serve::come_and_go::{Files, Origin, Served};
 use crate::serve::config_file::{self, ConfigFile, FileExport};
-use crate::serve::control::{Controlled, Listens};
+use crate::serve::controlled::{Controlled, Listens};
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
 use crate::serve::images::Images;

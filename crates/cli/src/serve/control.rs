@@ -1,21 +1,16 @@
 //! The control socket: a request per line, an answer per line, both JSON (docs/guide/serving.md).
 
 use super::accept::{ConnectionSlot, Reader, send, within};
-use super::backups::Backups;
-use super::checkpoints::{self, Checkpoints};
-use super::come_and_go::{Clients, Served, Turn};
+use super::checkpoints;
+use super::come_and_go::{Clients, Turn};
 use super::control_request::{Command, Request, VERSION};
+use super::controlled::{Controlled, Listens, writable};
 use super::find_export::find;
 use super::forks;
-use super::hydrations::Hydrations;
-use super::jobs::Jobs;
 use super::limit_change::LimitChange;
 use super::limits;
 use crate::output::info_json;
-use futures_util::lock::Mutex;
 use serde_json::{Map, Value, json};
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,53 +20,14 @@ use std::time::Duration;
 use zebu::jobs::BackupEnd;
 use zebu::storage::{File, FileKind, LockMode, OpenFlags};
 use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
-use zebu_disks::Disks;
 use zebu_export::metrics::{KindTotals, RequestKind};
-use zebu_export::{Export, Exports, MemoryBudget};
+use zebu_export::{Export, Exports};
 use zebu_storage::{LongWait, Socket, Worker};
 
 /// Bytes of a request.
 const MAX_LINE: usize = 64 << 10;
 /// How long a connection may take to send a line, or to take the answer: it has one of few places.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Whether the server listens for NBD clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Listens {
-    Yes,
-    No,
-}
-
-/// The subjects of requests: exports and their images.
-pub(crate) struct Controlled<'a> {
-    /// What comes and goes, and its limits.
-    pub(crate) served: Served<'a>,
-    /// The disks of the server.
-    pub(crate) disks: Arc<Disks>,
-    pub(crate) exports: Exports,
-    pub(crate) backups: Backups,
-    pub(crate) checkpoints: Checkpoints,
-    /// Whether NBD clients can come.
-    pub(crate) listens: Listens,
-    pub(crate) hydrations: Hydrations,
-    pub(crate) memory: MemoryBudget,
-    /// Held by who changes the size of a disk, by the name of its export.
-    pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
-    /// Held by who forks or resets a disk.
-    pub(crate) forking: Mutex<()>,
-}
-
-impl Controlled<'_> {
-    /// The background jobs.
-    pub(crate) fn jobs(&self) -> Jobs<'_> {
-        Jobs {
-            backups: &self.backups,
-            hydrations: &self.hydrations,
-            checkpoints: &self.checkpoints,
-            exports: &self.exports,
-        }
-    }
-}
 
 /// Answers requests until the other side leaves.
 pub(crate) async fn converse(
@@ -288,13 +244,6 @@ async fn file_snapshot(
     }
     let taken = zebu::jobs::file_snapshot(worker, image, copy, to).await;
     taken.map(|()| json!({})).map_err(|error| error.to_string())
-}
-
-pub(super) fn writable(export: &Export) -> Result<Image, String> {
-    match export.access() {
-        Access::ReadWrite => Ok(export.image()),
-        Access::ReadOnly => Err(format!("the export '{}' is read-only", export.name())),
-    }
 }
 
 /// The bitmaps of an image, with what is dirty in those that can be used.

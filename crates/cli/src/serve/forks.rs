@@ -1,7 +1,7 @@
 //! Forks of exports that are served, and their resets.
 
-use super::control::{Controlled, writable};
 use super::control_request::{AlsoForked, ForkStart};
+use super::controlled::{Controlled, writable};
 use super::find_export::find;
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;

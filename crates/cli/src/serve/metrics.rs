@@ -1,7 +1,7 @@
 //! Counters over HTTP: as much of HTTP as Prometheus uses.
 
 use super::accept::{ConnectionSlot, Reader, send, within};
-use super::control::Controlled;
+use super::controlled::Controlled;
 use std::fmt::Write as _;
 use std::io;
 use std::rc::Rc;

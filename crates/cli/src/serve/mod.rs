@@ -10,6 +10,7 @@ pub(crate) mod config_file;
 pub(crate) mod connector;
 pub(crate) mod control;
 pub(crate) mod control_request;
+pub(crate) mod controlled;
 pub(crate) mod device_number;
 pub(crate) mod find_export;
 pub(crate) mod footprint;

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::serve::accept::Door;
 use crate::serve::address::{Address, Bound, SocketAccess, SocketFile, bind_unix};
-use crate::serve::control::Controlled;
+use crate::serve::controlled::Controlled;
 use crate::serve::reload::reload;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::service_manager::ServiceManager;

@@ -1,0 +1,60 @@
+//! The subjects of control requests.
+
+use super::backups::Backups;
+use super::checkpoints::Checkpoints;
+use super::come_and_go::Served;
+use super::hydrations::Hydrations;
+use super::jobs::Jobs;
+use futures_util::lock::Mutex;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use zebu::{Access, Image};
+use zebu_disks::Disks;
+use zebu_export::{Export, Exports, MemoryBudget};
+
+/// Whether the server listens for NBD clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listens {
+    Yes,
+    No,
+}
+
+/// The subjects of requests: exports and their images.
+pub(crate) struct Controlled<'a> {
+    /// What comes and goes, and its limits.
+    pub(crate) served: Served<'a>,
+    /// The disks of the server.
+    pub(crate) disks: Arc<Disks>,
+    pub(crate) exports: Exports,
+    pub(crate) backups: Backups,
+    pub(crate) checkpoints: Checkpoints,
+    /// Whether NBD clients can come.
+    pub(crate) listens: Listens,
+    pub(crate) hydrations: Hydrations,
+    pub(crate) memory: MemoryBudget,
+    /// Held by who changes the size of a disk, by the name of its export.
+    pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
+    /// Held by who forks or resets a disk.
+    pub(crate) forking: Mutex<()>,
+}
+
+impl Controlled<'_> {
+    /// The background jobs.
+    pub(crate) fn jobs(&self) -> Jobs<'_> {
+        Jobs {
+            backups: &self.backups,
+            hydrations: &self.hydrations,
+            checkpoints: &self.checkpoints,
+            exports: &self.exports,
+        }
+    }
+}
+
+pub(super) fn writable(export: &Export) -> Result<Image, String> {
+    match export.access() {
+        Access::ReadWrite => Ok(export.image()),
+        Access::ReadOnly => Err(format!("the export '{}' is read-only", export.name())),
+    }
+}
