@@ -119,6 +119,10 @@ fn signals_end_all_in_good_order_once() {
                 }
             }
             let said = server.stop_by(end);
+            // A hangup is told of by each that has no file to read again.
+            let is_hangup = |line: &&str| end == Signal::HUP && line.contains("SIGHUP ends the server");
+            let said: Vec<&str> = said.lines().filter(|line| !is_hangup(line)).collect();
+            let said = said.join("\n");
             assert!(said.is_empty() || reaches_all && said.contains("in good order"), "{number}: {said}");
             drop(clients);
             assert!(!scratch.file("second.sock").exists() && !scratch.file("v3.sock").exists());

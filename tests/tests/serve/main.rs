@@ -1,6 +1,7 @@
 //! Servers: their control, limits, sandbox, guests, FUSE and vhost-user.
 
 mod clean_ends;
+mod come_and_go;
 mod days;
 mod forks;
 mod fuse;
@@ -8,6 +9,7 @@ mod guest;
 mod handed_over;
 mod isolate;
 mod left_writes;
+mod limits;
 mod locks;
 mod memory_budget;
 mod sandbox;

@@ -87,7 +87,7 @@ pub(crate) async fn until_signal(
             door.serve(worker, |client, place| control::converse(worker, client, place, controlled))
         )
     ));
-    let mut reloading = pin!(reload_when_told(worker, signals, controlled));
+    let mut reloading = pin!(reload_when_asked(worker, signals, controlled));
     let mut tidying = pin!(tidy_now_and_then(worker, controlled));
     let (manager, pool) = manager;
     let mut staying_alive = pin!(manager.stay_alive(worker, || pool.turn()));
@@ -115,14 +115,6 @@ pub(crate) async fn until_signal(
     .await
 }
 
-/// Reads the configuration again whenever SIGHUP asks for it.
-async fn reload_when_told(worker: &Worker, signals: &Signals, controlled: &Controlled<'_>) -> Infallible {
-    loop {
-        signals.wait_for_reload(worker).await;
-        reload(worker, &controlled.served, controlled.jobs()).await;
-    }
-}
-
 /// Gives memory back that the mapping of idle images does not use: requests do so by the way, but there are none then.
 async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled<'_>) -> Infallible {
     loop {
@@ -130,5 +122,13 @@ async fn tidy_now_and_then(worker: &Worker, controlled: &Controlled<'_>) -> Infa
         for export in controlled.exports.iter() {
             export.image().tidy(Instant::now());
         }
+    }
+}
+
+/// Reads the configuration again whenever a signal asks for it.
+async fn reload_when_asked(worker: &Worker, signals: &Signals, controlled: &Controlled<'_>) -> Infallible {
+    loop {
+        signals.wait_for_reload(worker).await;
+        reload(worker, &controlled.served, controlled.jobs()).await;
     }
 }

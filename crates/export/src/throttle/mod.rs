@@ -10,6 +10,8 @@ mod limits;
 mod queue;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod thread_tests;
 mod waiters;
 
 pub(crate) use group::ExportThrottle;

@@ -1,18 +1,14 @@
-//! Limits on a simulated clock, against a simple model; and with real threads.
+//! Limits on a simulated clock, against a simple model.
 
 use super::bucket::{Bucket, Nanos};
 use super::limits::{Direction, Limits};
 use super::queue::Ticket;
 use super::waiters::{Look, Waiters};
-use crate::metrics::RequestKind;
-use crate::throttle::group::{ExportThrottle, LimitGroup};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Wake, Waker};
-use std::time::{Duration, Instant};
-use zebu::storage::{Worker, WorkerConfig};
 
 const SECOND: Nanos = 1_000_000_000;
 
@@ -63,7 +59,8 @@ fn a_bucket_does_what_its_definition_says() {
                 bucket.take(units);
                 model.level += units as f64;
             } else {
-                assert!(!model.may_go(seconds) || wait < 10, "{rate} {burst}: {now}, {wait}");
+                // The model rounds, and has a thousandth of a request for that.
+                assert!(!model.may_go(seconds) || wait < SECOND / 500 / rate + 10, "{rate} {burst}: {now}, {wait}");
                 assert_eq!(bucket.wait(now + wait), 0, "the wait is long enough");
                 now += wait;
             }
@@ -73,9 +70,7 @@ fn a_bucket_does_what_its_definition_says() {
 
 #[test]
 fn rates_are_kept_within_two_hundredths_over_ten_seconds() {
-    for (rate, cost) in
-        [(7, 1), (100, 1), (99_991, 1), (10 << 20, 4096), (1 << 30, 1 << 20), (1 << 40, 65_536)]
-    {
+    for (rate, cost) in [(7, 1), (100, 1), (99_991, 1), (10 << 20, 4096), (1 << 30, 1 << 20), (1 << 40, 1 << 26)] {
         let mut bucket = Bucket::new(some(rate).unwrap(), None, 0);
         let (mut now, mut units) = (0, 0);
         loop {
@@ -289,7 +284,7 @@ fn nobody_saves_up_turns_while_others_are_away() {
 /// Any order of arrivals, ends, new limits and time: nobody is forgotten, and the limit is kept.
 #[test]
 fn whatever_happens_nobody_is_forgotten() {
-    for seed in 0..300 {
+    for seed in 0..60 {
         let mut numbers = Numbers(seed);
         let mut world = World::default();
         let members = [(); 3].map(|()| world.waiters.queue.join());
@@ -329,72 +324,4 @@ fn whatever_happens_nobody_is_forgotten() {
         world.run();
         assert!(world.sleeping.is_empty() && world.waiters.len() == 0, "seed {seed}");
     }
-}
-
-#[test]
-fn waiters_on_threads_keep_the_limit_and_all_go() {
-    const THREADS: u64 = 4;
-    const EACH: u64 = 50;
-    let group = LimitGroup::new("shared", &Limits::default().iops(some(1000)).burst(some(1)));
-    let ready = Barrier::new(THREADS as usize);
-    let began = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let worker = Worker::new(&WorkerConfig::default()).unwrap();
-                let throttle = ExportThrottle::default();
-                throttle.set_group(Some(&group));
-                ready.wait();
-                worker.block_on(async {
-                    let passes: Vec<_> =
-                        (0..EACH).map(|_| throttle.pass(&worker, RequestKind::Read, 0)).collect();
-                    futures_all(passes).await;
-                });
-                assert_eq!(throttle.stats().waiting, 0);
-            });
-        }
-    });
-    let least = Duration::from_micros((THREADS * EACH - 1) * 1000);
-    assert!(began.elapsed() >= least, "{:?}", began.elapsed());
-    assert_eq!((group.members(), group.waiting()), (0, 0));
-}
-
-/// The limit would have them wait for days: it is changed, and then they are released, while they sleep on another thread.
-#[test]
-fn limits_that_change_reach_who_sleeps_on_another_thread() {
-    let throttle = ExportThrottle::default();
-    throttle.set_limits(&Limits::default().iops(some(1)).burst(some(1)));
-    let went = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let worker = Worker::new(&WorkerConfig::default()).unwrap();
-            worker.block_on(async {
-                let passes: Vec<_> = (0..100_000)
-                    .map(|_| async {
-                        throttle.pass(&worker, RequestKind::Write, 512).await;
-                        went.fetch_add(1, SeqCst);
-                    })
-                    .collect();
-                futures_all(passes).await;
-            });
-        });
-        while throttle.stats().waiting < 99_000 {
-            std::thread::yield_now();
-        }
-        throttle.set_limits(&Limits::default().iops(some(1_000_000)).burst(some(50_000)));
-        while went.load(SeqCst) < 50_000 {
-            std::thread::yield_now();
-        }
-        throttle.set_limits(&Limits::default().iops(some(1)));
-        throttle.release();
-    });
-    assert_eq!(went.load(SeqCst), 100_000);
-    let stats = throttle.stats();
-    assert!(stats.waiting == 0 && stats.waited > 0 && stats.nanoseconds > 0, "{stats:?}");
-}
-
-/// Waits for all, looking only at those that were woken.
-async fn futures_all<F: Future<Output = ()>>(futures: Vec<F>) {
-    let mut all: futures_util::stream::FuturesUnordered<F> = futures.into_iter().collect();
-    while futures_util::StreamExt::next(&mut all).await.is_some() {}
 }
