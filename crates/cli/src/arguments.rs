@@ -31,19 +31,19 @@ const NETWORK: &str = "Disks over the network";
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageArgs {
     /// The file name is a list of options, such as `driver=qcow2,file.filename=disk.qcow2,l2-cache-size=1M`
-    #[arg(long, alias = "source-image-opts", help_heading = OPENING)]
+    #[arg(long, alias = "source-image-opts", help_heading = OPENING, hide_short_help = true)]
     pub(crate) image_opts: bool,
 
     /// Memory for cached metadata of the image and its whole backing chain [default: by the disk's size]
-    #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = size_argument)]
+    #[arg(long, help_heading = OPENING, hide_short_help = true, value_name = "SIZE", value_parser = size_argument)]
     pub(crate) cache_size: Option<u64>,
 
     /// Bytes of one piece of an L2 table in the cache: a power of two from 512 to the cluster size
-    #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = slice_size_argument)]
+    #[arg(long, help_heading = OPENING, hide_short_help = true, value_name = "SIZE", value_parser = slice_size_argument)]
     pub(crate) slice_size: Option<u32>,
 
     /// How the rest of a recycled cluster is zeroed, of which a request writes a part
-    #[arg(long, help_heading = OPENING, value_name = "auto|write|fallocate", value_parser = zero_policy_argument)]
+    #[arg(long, help_heading = OPENING, hide_short_help = true, value_name = "auto|write|fallocate", value_parser = zero_policy_argument)]
     pub(crate) zero_policy: Option<ZeroPolicy>,
 
     /// Which files that an image names (backing file, data file) may be opened; may be given more than once.
@@ -51,7 +51,7 @@ pub(crate) struct ImageArgs {
     /// `local`, the default: plain paths within the directory of the image that names them. `dir=PATH`: within that
     /// directory too. `prefix=URL`: disks over the network whose name begins so. `all`: any plain path, and any disk over
     /// the network. `none`: no file.
-    #[arg(long, help_heading = OPENING, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
+    #[arg(long, help_heading = OPENING, hide_short_help = true, value_name = "none|local|dir=PATH|prefix=URL|all", value_parser = reference_argument)]
     pub(crate) allow_refs: Vec<ReferenceRule>,
 
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(crate) struct ImageArgs {
 pub(crate) struct CostsArgs {
     /// How long the header of an encrypted image may let the computer try a passphrase: `bounded` refuses more than 50 million
     /// iterations of PBKDF2, and more than 1 GiB of memory or 64 passes over it for Argon2
-    #[arg(long, help_heading = ENCRYPTION, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
+    #[arg(long, help_heading = ENCRYPTION, hide_short_help = true, value_name = "bounded|unbounded", value_parser = costs_argument, default_value = "bounded")]
     header_costs: HeaderCosts,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct CostsArgs {
 pub(crate) struct BackingKeyArgs {
     /// ID of the secret that is the passphrase of the backing file; given again, of the image below it, and so on. An empty ID is
     /// for one that is not encrypted
-    #[arg(long, help_heading = ENCRYPTION, value_name = "ID", action = clap::ArgAction::Append)]
+    #[arg(long, help_heading = ENCRYPTION, hide_short_help = true, value_name = "ID", action = clap::ArgAction::Append)]
     backing_key_secret: Vec<String>,
 }
 
@@ -99,28 +99,28 @@ impl BackingKeyArgs {
 pub(crate) struct NetworkArgs {
     /// Certificates of the authorities by which servers of https:// names must be signed, a PEM file [default: the file of
     /// SSL_CERT_FILE, or the system's]
-    #[arg(long, help_heading = NETWORK, value_name = "FILE")]
+    #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 
     /// Memory of each disk on a web server for its cache, read-ahead and connections, at least 4M [default: 64M]
-    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = http_memory_argument)]
+    #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "SIZE", value_parser = http_memory_argument)]
     http_memory: Option<u64>,
 
     /// Keep what is read of disks on web servers in this directory, for this command and others
     ///
     /// It is made if it is not there. Several processes may share it. Only versions that the server marks with a strong ETag
     /// are kept; -v says which are not.
-    #[arg(long, help_heading = NETWORK, value_name = "DIR")]
+    #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 
     /// The most bytes of that directory, at least 16M; what was not used for longest has to go [default: 10G]
-    #[arg(long, help_heading = NETWORK, value_name = "SIZE", value_parser = remote_cache_argument, requires = "cache_dir")]
+    #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "SIZE", value_parser = remote_cache_argument, requires = "cache_dir")]
     remote_cache_size: Option<u64>,
 
     /// Redirects of web servers that are followed
     ///
     /// `safe`: none from https to http, and none from a public address to a private one. `any`: these as well.
-    #[arg(long, help_heading = NETWORK, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
+    #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "safe|any", value_parser = redirects_argument, default_value = "safe")]
     redirects: Redirects,
 
     #[command(flatten)]
@@ -161,11 +161,11 @@ fn redirects_argument(text: &str) -> Result<Redirects, String> {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
     /// Engine of the I/O; io_uring falls back to threads where the kernel refuses it (`native`: the same as io_uring)
-    #[arg(short = 'i', long, help_heading = RUNNING, value_name = "io_uring|threads|native", value_parser = aio_argument)]
+    #[arg(short = 'i', long, help_heading = RUNNING, hide_short_help = true, value_name = "io_uring|threads|native", value_parser = aio_argument)]
     pub(crate) aio: Option<Aio>,
 
     /// Say on standard error what runs the I/O, and why it is not io_uring
-    #[arg(short, long, help_heading = RUNNING)]
+    #[arg(short, long, help_heading = RUNNING, hide_short_help = true)]
     pub(crate) verbose: bool,
 }
 
@@ -173,7 +173,7 @@ pub(crate) struct EngineArgs {
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct ForceShareArg {
     /// Open without locks, to look at an image that another program is writing; what is read may be inconsistent
-    #[arg(short = 'U', long, help_heading = OPENING)]
+    #[arg(short = 'U', long, help_heading = OPENING, hide_short_help = true)]
     force_share: bool,
 }
 

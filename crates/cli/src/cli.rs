@@ -10,6 +10,7 @@ use crate::examples;
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::stdout;
+use crate::output::terminal::{Colours, Terminal};
 use crate::qemu_names;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{cleaner, connector, opener, service_manager};
@@ -18,7 +19,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use zebu_disks::{Context, Program, printable, without_secrets};
 
@@ -144,10 +145,10 @@ enum Command {
     /// Look at and change a running `zebu serve`, through the socket of its --control
     #[command(after_help = examples::CTL)]
     Ctl(Deferred<ctl::CtlArgs>),
-    /// Make an image a block device of this machine, by a server in the background
     /// Show what the exports of running servers do, through the sockets of their --control
     #[command(after_help = examples::TOP)]
     Top(Deferred<top::TopArgs>),
+    /// Make an image a block device of this machine, by a server in the background
     ///
     /// Prints the device. `zebu detach` ends it; `zebu serve` has more options, and other doors.
     #[command(after_help = examples::ATTACH)]
@@ -233,8 +234,8 @@ impl Command {
             Command::Io(_) => "io",
             Command::Serve(_) => "serve",
             Command::Ctl(_) => "ctl",
-            Command::Attach(_) => "attach",
             Command::Top(_) => "top",
+            Command::Attach(_) => "attach",
             Command::Mount(_) => "mount",
             Command::Devices(_) => "devices",
             Command::Detach(_) => "detach",
@@ -280,8 +281,8 @@ impl Command {
             Command::Io(args) => io::run(args, context),
             Command::Serve(args) => serve::run(args, context),
             Command::Ctl(args) => ctl::run(args, context),
-            Command::Attach(args) => attach::run(args),
             Command::Top(args) => top::run(args, context),
+            Command::Attach(args) => attach::run(args),
             Command::Mount(args) => mount::run(args, context),
             Command::Devices(args) => devices::list(args, context),
             Command::Detach(args) => devices::detach(args),
@@ -326,6 +327,7 @@ fn help(about: Option<&str>) -> Result<u8, Failure> {
     let is_command = about.is_none_or(|name| Cli::command().find_subcommand(name).is_some());
     let text = match about {
         Some("topics") => topics::list(),
+        Some("options") => topics::options(),
         _ if is_command => {
             Cli::try_parse_from(words).map_or_else(|error| help_text(&error), |_| String::new())
         }
@@ -352,7 +354,10 @@ fn no_help(name: &str) -> Failure {
 /// Help as it is shown: in colours on a terminal.
 fn help_text(error: &clap::Error) -> String {
     let text = error.render();
-    if std::io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() }
+    match Terminal::of_standard_output().colours {
+        Colours::Shown => text.ansi().to_string(),
+        Colours::None => text.to_string(),
+    }
 }
 
 /// Prints what went wrong; the exit code is the failure's.
@@ -367,6 +372,15 @@ fn report_usage(error: &clap::Error) -> ExitCode {
     report_usage_as(Program::Zebu, error, |error, _| Failure::usage(own_usage_message(error)))
 }
 
+/// The end of the short help of a command.
+const LEFT_OUT: &str = "\nMore: 'zebu help options' (what commands share), 'zebu COMMAND --help' (everything)\n";
+
+/// Whether the help of a command is asked for by `-h`.
+fn is_short() -> bool {
+    let words = || std::env::args_os().skip(1);
+    words().count() > 1 && !words().any(|word| word == "--help")
+}
+
 /// The same, where a wrong command line has the words of `failure`.
 pub(crate) fn report_usage_as(
     dialect: Program,
@@ -375,7 +389,11 @@ pub(crate) fn report_usage_as(
 ) -> ExitCode {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         // At once: a reader who has found what he looks for is not there for the rest.
-        return match stdout::print(&help_text(error)) {
+        let mut text = help_text(error);
+        if dialect == Program::Zebu && error.kind() == ErrorKind::DisplayHelp && is_short() {
+            text.push_str(LEFT_OUT);
+        }
+        return match stdout::print(&text) {
             Ok(()) => ExitCode::SUCCESS,
             Err(failure) => report(dialect, &failure, None),
         };

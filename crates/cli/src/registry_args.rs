@@ -10,29 +10,29 @@ const REGISTRIES: &str = "Images of registries";
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RegistryArgs {
     /// Ask this place before the registry (of that name); may be given more than once
-    #[arg(long, help_heading = REGISTRIES, value_name = "[REGISTRY=]URL")]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true, value_name = "[REGISTRY=]URL")]
     mirror: Vec<Mirror>,
 
     /// Ask the mirrors that REGISTRY/hosts.toml in this directory has, as containerd reads it
-    #[arg(long, help_heading = REGISTRIES, value_name = "DIR")]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true, value_name = "DIR")]
     hosts_dir: Option<PathBuf>,
 
     /// Platform of the image in an index [default: linux on the processor of this machine]
-    #[arg(long, help_heading = REGISTRIES, value_name = "OS/ARCH[/VARIANT]")]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true, value_name = "OS/ARCH[/VARIANT]")]
     platform: Option<Platform>,
 
     /// Disk of an image that has several, by its name or digest
-    #[arg(long, help_heading = REGISTRIES, value_name = "NAME")]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true, value_name = "NAME")]
     oci_disk: Option<String>,
 
     /// Ask this registry without TLS; may be given more than once
     ///
     /// A registry of this machine (localhost, 127.0.0.1) is asked without TLS if it has none.
-    #[arg(long, help_heading = REGISTRIES, value_name = "HOST[:PORT]")]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true, value_name = "HOST[:PORT]")]
     plain_http: Vec<String>,
 
     /// Refuse to read an image by ranges if it has no hashes with which they can be compared
-    #[arg(long, help_heading = REGISTRIES)]
+    #[arg(long, help_heading = REGISTRIES, hide_short_help = true)]
     require_verified: bool,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct SecretArgs {
     /// encrypted with AES-256-CBC and the secret of that ID, whose 32 bytes are the key.
     /// `tls-creds-x509,id=ID,dir=DIR` and `tls-creds-psk,id=ID,dir=DIR,username=NAME` are certificates and keys for
     /// `tls-creds=ID` of disks on NBD servers. An object may be JSON as well: `{"qom-type": "secret", "id": "ID", ...}`.
-    #[arg(long, help_heading = ENCRYPTION, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
+    #[arg(long, help_heading = ENCRYPTION, hide_short_help = true, value_name = "secret,id=ID,...", action = clap::ArgAction::Append)]
     pub(crate) object: Vec<String>,
 }
 

@@ -1,5 +1,8 @@
 //! Topics of `zebu help`: what several commands share.
 
+use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use clap::CommandFactory;
+
 /// A topic: its name, a line about it, and its text.
 pub(crate) struct Topic {
     pub(crate) name: &'static str,
@@ -8,7 +11,12 @@ pub(crate) struct Topic {
 }
 
 /// All topics.
-pub(crate) const TOPICS: [Topic; 7] = [
+pub(crate) const TOPICS: [Topic; 8] = [
+    Topic {
+        name: "options",
+        about: "options that most commands have",
+        text: "Options that most commands have; `zebu COMMAND --help` says which a command has:",
+    },
     Topic {
         name: "names",
         about: "what the name of a disk can be",
@@ -106,6 +114,24 @@ A server ends by SIGTERM or SIGINT: it finishes the requests under way, flushes,
 how far a job is.",
     },
 ];
+
+/// Options that commands share, described once.
+#[derive(Debug, clap::Parser)]
+#[command(disable_help_flag = true, help_template = "{options}")]
+struct Shared {
+    #[command(flatten)]
+    force_share: ForceShareArg,
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// The topic of options.
+pub(crate) fn options() -> String {
+    let intro = TOPICS.iter().find(|topic| topic.name == "options").map_or("", |topic| topic.text);
+    format!("{intro}\n\n{}\n", Shared::command().render_long_help().to_string().trim_end())
+}
 
 /// The list of topics.
 pub(crate) fn list() -> String {

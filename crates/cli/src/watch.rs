@@ -1,6 +1,7 @@
 //! Watching a job from outside: progress on request, and signals that stop it.
 
 use crate::failure::{EXIT_INTERRUPTED, Failure};
+use crate::output::summary::summary;
 use crate::progress_bar::{Pace, Shown, line};
 use crate::stop_signals::{Answer, Asked, stop_signals, take_over_signals};
 use crate::values::OutputFormat;
@@ -145,6 +146,9 @@ pub(crate) struct Watch {
     signals: Handle,
     signal_thread: Option<JoinHandle<()>>,
     display: Option<Display>,
+    /// Whether a bar shows progress.
+    has_bar: bool,
+    started: Instant,
 }
 
 struct Display {
@@ -207,7 +211,16 @@ impl Watch {
             let thread = std::thread::Builder::new().spawn(paint).ok()?;
             Some(Display { stop, thread })
         });
-        Ok(Self { cancel, last_resort, shared, signals: handle, signal_thread: Some(signal_thread), display })
+        Ok(Self {
+            cancel,
+            last_resort,
+            shared,
+            signals: handle,
+            signal_thread: Some(signal_thread),
+            display,
+            has_bar: style(mode) == Some(Style::Bar),
+            started,
+        })
     }
 
     /// The switch that signals throw.
@@ -233,6 +246,20 @@ impl Watch {
     /// Notes how far work is that has no [`JobControl`].
     pub(crate) fn note(&self, phase: &'static str, done: u64, total: u64) {
         self.shared.store(Snapshot { phase, done, total });
+    }
+
+    /// The time since it began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Ends the display, and says below a bar what was done: bytes of the disk, and of the file that was made.
+    pub(crate) fn finish_with(&mut self, disk: u64, file: Option<u64>) {
+        let line = summary(disk, file, self.elapsed());
+        self.finish();
+        if self.has_bar && width().is_none_or(|width| line.len() < width) {
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
     }
 
     /// Ends the display, so that what is printed next is not mixed with it. Done by drop, too.

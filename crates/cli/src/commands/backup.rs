@@ -12,6 +12,7 @@ use crate::dry_run;
 use crate::failure::Failure;
 use crate::local_argument::{path_argument, target_argument};
 use crate::lock_patience::lock_wait;
+use crate::output::summary::summary;
 use crate::output::{json, stderr, stdout};
 use crate::packed::PackedArgs;
 use crate::sector_size::{unusual, warn_of_lost};
@@ -23,7 +24,9 @@ use crate::values::{NamedFormat, OutputFormat, Rate, SpeedName, caches, formats,
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use zebu::jobs::{
     BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
     backup, drop_pages,
@@ -266,7 +269,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     if unasked == Some(UnaskedWrites::OneBuffered) {
         drop_pages(&args.target);
     }
-    tell(args, context, &report)
+    tell(args, context, &report, watch.elapsed())
 }
 
 /// The options that hold wherever the backup goes.
@@ -331,7 +334,12 @@ fn back_up(
 }
 
 /// Prints what was done.
-fn tell(args: &BackupArgs, context: &Context, report: &BackupReport) -> Result<u8, Failure> {
+fn tell(
+    args: &BackupArgs,
+    context: &Context,
+    report: &BackupReport,
+    time: Duration,
+) -> Result<u8, Failure> {
     unreadable::tell(
         context.dialect,
         &report.unreadable_ranges,
@@ -360,6 +368,10 @@ fn tell(args: &BackupArgs, context: &Context, report: &BackupReport) -> Result<u
     }
     if !args.quiet {
         stdout::print(&match args.output {
+            // Programs have read the exact figures so far.
+            OutputFormat::Human if std::io::stdout().is_terminal() && !args.engine.verbose => {
+                summary(report.total, Some(report.file_length), time) + "\n"
+            }
             OutputFormat::Human => human_text(report),
             OutputFormat::Json => json::to_text(context.dialect, &json_report(&context.disks, report))?,
         })?;

@@ -436,7 +436,10 @@ fn convert_to(
             converted
         }
     };
-    watch.finish();
+    match &result {
+        Ok(report) if !dialect.is_qemu() => watch.finish_with(report.total, allocated(destination)),
+        _ => watch.finish(),
+    }
     let file = &destination.shown();
     result.map_err(|error| match error.image() {
         Some(image) if image != file && images.iter().any(|source| source.path() == image) => {

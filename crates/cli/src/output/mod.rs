@@ -11,6 +11,7 @@ pub(crate) mod notices;
 pub(crate) mod picture;
 pub(crate) mod stderr;
 pub(crate) mod stdout;
+pub(crate) mod summary;
 pub(crate) mod terminal;
 pub(crate) mod tree;
 pub(crate) mod units;

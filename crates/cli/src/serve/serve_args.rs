@@ -46,11 +46,11 @@ pub(crate) struct ServeArgs {
     /// Connect this device of the kernel's NBD client (as root) to an image; may be given more than once, in the order of the images
     ///
     /// As for --ublk, which does with less, a device in use stays when its server ends.
-    #[arg(long, value_name = "/dev/nbdN", help_heading = CLIENTS, value_parser = nbd_device_argument, conflicts_with_all = ["idle_timeout", "tls_certificate", "tls_psk_file"])]
+    #[arg(hide_short_help = true, long, value_name = "/dev/nbdN", help_heading = CLIENTS, value_parser = nbd_device_argument, conflicts_with_all = ["idle_timeout", "tls_certificate", "tls_psk_file"])]
     pub(crate) nbd_device: Vec<u32>,
 
     /// Take over the devices of --ublk=ID or --nbd-device, whose server has ended
-    #[arg(long, help_heading = CLIENTS)]
+    #[arg(hide_short_help = true, long, help_heading = CLIENTS)]
     pub(crate) recover: bool,
 
     /// Name of an image for clients, in the order of the images [default: empty for one image, else the file name]
@@ -58,15 +58,15 @@ pub(crate) struct ServeArgs {
     pub(crate) export_name: Vec<String>,
 
     /// Text for people that NBD clients are told about the images
-    #[arg(long, value_name = "TEXT", help_heading = CLIENTS)]
+    #[arg(hide_short_help = true, long, value_name = "TEXT", help_heading = CLIENTS)]
     pub(crate) description: Option<String>,
 
     /// End when the last NBD client has left, as on SIGTERM
-    #[arg(long, help_heading = CLIENTS, requires = "nbd", conflicts_with = "isolate")]
+    #[arg(hide_short_help = true, long, help_heading = CLIENTS, requires = "nbd", conflicts_with = "isolate")]
     pub(crate) until_last_client: bool,
 
     /// Let NBD clients beyond --max-clients wait instead of closing their connections
-    #[arg(long, help_heading = CLIENTS)]
+    #[arg(hide_short_help = true, long, help_heading = CLIENTS)]
     pub(crate) queue_clients: bool,
 
     /// Write the number of the server's process into this file when clients can connect
@@ -74,15 +74,15 @@ pub(crate) struct ServeArgs {
     pub(crate) pid_file: Option<PathBuf>,
 
     /// Treatment of trims by NBD clients
-    #[arg(long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap", help_heading = CLIENTS)]
+    #[arg(hide_short_help = true, long, value_name = "ignore|unmap", value_parser = discard_argument, default_value = "unmap", help_heading = CLIENTS)]
     pub(crate) discard: Discard,
 
     /// Look for zeroes in what NBD clients write, and zero the range instead (unmap: giving its space back)
-    #[arg(long, value_enum, value_name = "off|on|unmap", hide_possible_values = true, default_value_t, help_heading = CLIENTS)]
+    #[arg(hide_short_help = true, long, value_enum, value_name = "off|on|unmap", hide_possible_values = true, default_value_t, help_heading = CLIENTS)]
     pub(crate) detect_zeroes: DetectZeroes,
 
     /// Let NBD clients look at this persistent dirty bitmap (qemu:dirty-bitmap:NAME); may be given more than once
-    #[arg(long, value_name = "NAME", help_heading = CLIENTS, conflicts_with = "snapshot")]
+    #[arg(hide_short_help = true, long, value_name = "NAME", help_heading = CLIENTS, conflicts_with = "snapshot")]
     pub(crate) bitmap: Vec<String>,
 
     /// Serve NBD clients over TLS only, with the certificate (and its chain) in this PEM file
@@ -98,11 +98,11 @@ pub(crate) struct ServeArgs {
     pub(crate) tls_client_ca: Option<PathBuf>,
 
     /// Serve no clients whose certificate a list (CRL) in this PEM file revokes
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_client_ca")]
+    #[arg(hide_short_help = true, long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_client_ca")]
     pub(crate) tls_client_crl: Option<PathBuf>,
 
     /// Keys of clients, in a file as psktool writes it: TLS with pre-shared keys (needs the system's OpenSSL)
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, conflicts_with = "tls_certificate")]
+    #[arg(hide_short_help = true, long, value_name = "FILE", help_heading = CLIENTS, conflicts_with = "tls_certificate")]
     pub(crate) tls_psk_file: Option<PathBuf>,
 
     /// Rules on the clients' certificates (`qemu-nbd --tls-authz`).
@@ -115,7 +115,7 @@ pub(crate) struct ServeArgs {
     pub(crate) socket_mode: u32,
 
     /// Group of these sockets, a number or a name in /etc/group [default: the server's]
-    #[arg(long, value_name = "GROUP", help_heading = CLIENTS, value_parser = group_argument)]
+    #[arg(hide_short_help = true, long, value_name = "GROUP", help_heading = CLIENTS, value_parser = group_argument)]
     pub(crate) socket_group: Option<u32>,
 
     /// Clients can't write
@@ -131,11 +131,11 @@ pub(crate) struct ServeArgs {
 
     /// Compare what is read of an image with this manifest of `zebu backup`, and fail reads of anything else; may be
     /// given more than once, in the order of the images. With --overlay, it is of the base, else clients can't write
-    #[arg(long, value_name = "MANIFEST", value_parser = path_argument())]
+    #[arg(hide_short_help = true, long, value_name = "MANIFEST", value_parser = path_argument())]
     pub(crate) verify: Vec<PathBuf>,
 
     /// Copy what clients read from backing images into the images
-    #[arg(long, conflicts_with_all = ["read_only", "snapshot"])]
+    #[arg(hide_short_help = true, long, conflicts_with_all = ["read_only", "snapshot"])]
     pub(crate) copy_on_read: bool,
 
     /// Show this internal snapshot (id or name, snapshot.id=ID, snapshot.name=NAME) instead of the active state; clients can't write
@@ -153,15 +153,15 @@ pub(crate) struct ServeArgs {
 
     /// Connections of one user (at Unix sockets) or from one address (TCP; IPv6: one /64 network) at the same time; further
     /// ones are closed immediately [default: all but a sixteenth of --max-clients]
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "queue_clients")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "queue_clients")]
     pub(crate) max_clients_per_peer: Option<u32>,
 
     /// Requests of one connection under way at once; further ones wait in the socket
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=65536), default_value = "512")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=65536), default_value = "512")]
     pub(crate) max_requests: u32,
 
     /// Memory for the data of these requests, per connection
-    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "32M")]
     pub(crate) max_request_memory: u64,
 
     /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files, devices; divided fairly, at
@@ -170,11 +170,11 @@ pub(crate) struct ServeArgs {
     pub(crate) max_memory: u64,
 
     /// Close connections that have not chosen an export after so long
-    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..), default_value = "10")]
+    #[arg(hide_short_help = true, long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..), default_value = "10")]
     pub(crate) handshake_timeout: u32,
 
     /// Close connections that send nothing for so long [default: never]
-    #[arg(long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(hide_short_help = true, long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) idle_timeout: Option<u32>,
 
     /// Read exports, sockets, TLS and limits from this file (TOML), and again on SIGHUP; what the command line names stays beside it
@@ -203,7 +203,7 @@ pub(crate) struct ServeArgs {
     pub(crate) no_sandbox: bool,
 
     /// Take secrets from the text of the command line (--object secret,data=...), which other users of the machine can see
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     pub(crate) allow_secret_data: bool,
 
     /// Amount of messages on standard error

@@ -58,11 +58,11 @@ pub(crate) struct ConvertArgs {
     pub(super) no_create: bool,
 
     /// The target reads as zero everywhere: zeroes need not be written (with -n)
-    #[arg(long, requires = "no_create")]
+    #[arg(hide_short_help = true, long, requires = "no_create")]
     pub(super) target_is_zero: bool,
 
     /// The target's name is a list of options (with -n)
-    #[arg(long, requires = "no_create")]
+    #[arg(hide_short_help = true, long, requires = "no_create")]
     pub(super) target_image_opts: bool,
 
     /// Compress the clusters of the target (-o compression_type chooses how)
@@ -73,7 +73,7 @@ pub(crate) struct ConvertArgs {
     pub(super) compression: CompressionArgs,
 
     /// Runs of zeroes of at least so many bytes become holes; 0 writes everything [default: 4k]
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = sparse_argument)]
+    #[arg(hide_short_help = true, short = 'S', long, value_name = "SIZE", value_parser = sparse_argument)]
     pub(super) sparse_size: Option<u64>,
 
     /// How data gets to the target
@@ -81,27 +81,27 @@ pub(crate) struct ConvertArgs {
     pub(super) copy: Copy,
 
     /// The same as --copy range
-    #[arg(short = 'C', long, conflicts_with = "copy")]
+    #[arg(hide_short_help = true, short = 'C', long, conflicts_with = "copy")]
     pub(super) copy_range_offloading: bool,
 
     /// Pieces of work in flight [default: 8; 1 if the target is written through the page cache unasked]
-    #[arg(short = 'm', long, value_name = "NUM", value_parser = pieces())]
+    #[arg(hide_short_help = true, short = 'm', long, value_name = "NUM", value_parser = pieces())]
     pub(super) parallel: Option<u16>,
 
     /// Threads that copy
-    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", value_parser = clap::value_parser!(u16).range(1..=64), default_value = "1")]
     pub(super) workers: u16,
 
     /// Memory for copy buffers, at least 64k
-    #[arg(long, value_name = "SIZE", value_parser = buffer_argument, default_value = "64M")]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = buffer_argument, default_value = "64M")]
     pub(super) buffer_memory: usize,
 
     /// Let clusters lie in the order in which they come, not in that of the disk: the same disk makes another file each time
-    #[arg(short = 'W', long)]
+    #[arg(hide_short_help = true, short = 'W', long)]
     pub(super) oob_writes: bool,
 
     /// Derive the identities of the target from this number, in formats that have such (vmdk, vhdx, vpc, vdi) [default: from the identity of the source, else random]
-    #[arg(long, value_name = "NUM", conflicts_with = "no_create")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", conflicts_with = "no_create")]
     pub(super) seed: Option<u64>,
 
     /// Copy at most so many bytes a second; 0: no limit
@@ -113,7 +113,7 @@ pub(crate) struct ConvertArgs {
     pub(super) bitmaps: bool,
 
     /// Leave out bitmaps that are inconsistent
-    #[arg(long, requires = "bitmaps")]
+    #[arg(hide_short_help = true, long, requires = "bitmaps")]
     pub(super) skip_broken_bitmaps: bool,
 
     /// Go on where the source can't be read: such ranges become zero, and are listed
