@@ -373,7 +373,8 @@ fn report_usage(error: &clap::Error) -> ExitCode {
 }
 
 /// The end of the short help of a command.
-const LEFT_OUT: &str = "\nMore: 'zebu help options' (what commands share), 'zebu COMMAND --help' (everything)\n";
+const LEFT_OUT: &str =
+    "\nMore: 'zebu help options' (what commands share), 'zebu COMMAND --help' (everything)\n";
 
 /// Whether the help of a command is asked for by `-h`.
 fn is_short() -> bool {

@@ -6,12 +6,12 @@ use zebu::{CompressOptions, DeflateWindow};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CompressionArgs {
     /// Level: 1 to 12 for zlib (default 3), 1 to 22 for zstd (default 3); higher is smaller and slower
-    #[arg(long, value_name = "NUM")]
+    #[arg(hide_short_help = true, long, value_name = "NUM")]
     compression_level: Option<u32>,
 
     /// Write deflate streams that refer back at most 4 KiB, for readers with so small a window (levels 1 to 9,
     /// default 6)
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     strict_deflate: bool,
 }
 

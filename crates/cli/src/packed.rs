@@ -11,11 +11,11 @@ use zebu_disks::{Context, ImageSpec};
 #[derive(Debug, clap::Args)]
 pub(crate) struct PackedArgs {
     /// The disk in a tar file or OVA [default: the one that its OVF names]
-    #[arg(long, value_name = "NAME")]
+    #[arg(hide_short_help = true, long, value_name = "NAME")]
     member: Option<String>,
 
     /// Unpack at most so many bytes of a packed source [default: as the target's size allows, or 256G]
-    #[arg(long, value_name = "SIZE", value_parser = size_argument)]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = size_argument)]
     max_size: Option<u64>,
 }
 

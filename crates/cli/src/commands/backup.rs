@@ -91,7 +91,7 @@ pub(crate) struct BackupArgs {
     bitmap: Option<String>,
 
     /// Memory for buffers, at least 4M and 4 clusters
-    #[arg(long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
     buffer_memory: usize,
 
     /// Read at most so many bytes a second; 0: no limit
@@ -334,12 +334,7 @@ fn back_up(
 }
 
 /// Prints what was done.
-fn tell(
-    args: &BackupArgs,
-    context: &Context,
-    report: &BackupReport,
-    time: Duration,
-) -> Result<u8, Failure> {
+fn tell(args: &BackupArgs, context: &Context, report: &BackupReport, time: Duration) -> Result<u8, Failure> {
     unreadable::tell(
         context.dialect,
         &report.unreadable_ranges,

@@ -70,7 +70,7 @@ pub(crate) struct ServeArgs {
     pub(crate) queue_clients: bool,
 
     /// Write the number of the server's process into this file when clients can connect
-    #[arg(long, value_name = "FILE", conflicts_with = "isolate")]
+    #[arg(hide_short_help = true, long, value_name = "FILE", conflicts_with = "isolate")]
     pub(crate) pid_file: Option<PathBuf>,
 
     /// Treatment of trims by NBD clients
@@ -94,7 +94,7 @@ pub(crate) struct ServeArgs {
     pub(crate) tls_key: Option<PathBuf>,
 
     /// Serve only clients with a certificate that an authority in this PEM file signed
-    #[arg(long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
+    #[arg(hide_short_help = true, long, value_name = "FILE", help_heading = CLIENTS, requires = "tls_certificate")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
     /// Serve no clients whose certificate a list (CRL) in this PEM file revokes
@@ -111,7 +111,7 @@ pub(crate) struct ServeArgs {
 
     /// Permissions of the Unix sockets that are made for clients and for --metrics, in octal, whatever the umask is; the
     /// socket of --control is for the server's user alone
-    #[arg(long, value_name = "MODE", help_heading = CLIENTS, value_parser = mode_argument, default_value = "0600")]
+    #[arg(hide_short_help = true, long, value_name = "MODE", help_heading = CLIENTS, value_parser = mode_argument, default_value = "0600")]
     pub(crate) socket_mode: u32,
 
     /// Group of these sockets, a number or a name in /etc/group [default: the server's]
@@ -139,16 +139,16 @@ pub(crate) struct ServeArgs {
     pub(crate) copy_on_read: bool,
 
     /// Show this internal snapshot (id or name, snapshot.id=ID, snapshot.name=NAME) instead of the active state; clients can't write
-    #[arg(short = 'l', long, value_name = "NAME")]
+    #[arg(hide_short_help = true, short = 'l', long, value_name = "NAME")]
     pub(crate) snapshot: Option<String>,
 
     /// Threads that serve clients, each with an I/O worker of its own; a connection belongs to one of them, and a
     /// vhost-user-blk device has a ring on each
-    #[arg(long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", value_parser = clap::value_parser!(u32).range(1..=256), default_value = "1")]
     pub(crate) queues: u32,
 
     /// Connections at the same time; further ones are closed immediately
-    #[arg(long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
+    #[arg(hide_short_help = true, long, value_name = "NUM", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value = "1024")]
     pub(crate) max_clients: u32,
 
     /// Connections of one user (at Unix sockets) or from one address (TCP; IPv6: one /64 network) at the same time; further
@@ -166,7 +166,7 @@ pub(crate) struct ServeArgs {
 
     /// Memory for all clients and their requests: connections of NBD, rings of vhost-user-blk, files, devices; divided fairly, at
     /// least 64M
-    #[arg(long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "512M")]
+    #[arg(hide_short_help = true, long, value_name = "SIZE", help_heading = CLIENTS, value_parser = size_argument, default_value = "512M")]
     pub(crate) max_memory: u64,
 
     /// Close connections that have not chosen an export after so long
@@ -199,7 +199,7 @@ pub(crate) struct ServeArgs {
     pub(crate) only_image: Option<usize>,
 
     /// Keep the right to open files and to connect to others while clients are served
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     pub(crate) no_sandbox: bool,
 
     /// Take secrets from the text of the command line (--object secret,data=...), which other users of the machine can see
@@ -208,6 +208,7 @@ pub(crate) struct ServeArgs {
 
     /// Amount of messages on standard error
     #[arg(
+        hide_short_help = true,
         long,
         value_enum,
         value_name = "error|warning|info|debug",

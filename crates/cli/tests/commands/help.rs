@@ -29,8 +29,10 @@ fn short_help_is_short() {
     let scratch = Scratch::new();
     let all = scratch.zebu(&words("-h")).ok().stdout;
     let listed = all.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let commands: Vec<&str> =
-        listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next()).collect();
+    let commands: Vec<&str> = listed
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
     assert!(commands.contains(&"convert") && commands.contains(&"top"), "{commands:?}");
     for command in commands {
         let help = scratch.zebu(&[command, "-h"]).ok().stdout;

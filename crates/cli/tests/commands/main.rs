@@ -23,5 +23,7 @@ mod qemu_lines;
 mod qemu_names;
 mod resize;
 mod stacks;
+mod suggestions;
+mod tutorials;
 mod usage;
 mod verdict;

@@ -5,17 +5,19 @@ use crate::common::{Scratch, words};
 #[test]
 fn messages_about_unknown_names_say_which_was_meant() {
     let scratch = Scratch::new();
-    scratch.zebu(&words("create -q -f qcow2 a.qcow2 1M")).ok();
-    for line in ["snapshot -c before a.qcow2", "snapshot -c after a.qcow2", "bitmap --add a.qcow2 nightly"] {
+    for image in ["a.qcow2", "b.qcow2"] {
+        scratch.zebu(&["create", "-q", image, "1M"]).ok();
+    }
+    for line in ["snapshot -c before a.qcow2", "snapshot -c after a.qcow2", "bitmap --add b.qcow2 nightly"] {
         scratch.zebu(&words(line)).ok();
     }
     for (line, meant) in [
         ("snapshot -a befor a.qcow2", "did you mean 'before'?"),
         ("snapshot -d xyz a.qcow2", "there are 'before', 'after'"),
         ("convert -l aftr a.qcow2 out.raw", "did you mean 'after'?"),
-        ("bitmap --clear a.qcow2 nightli", "did you mean 'nightly'?"),
-        ("bitmap --merge nihtly a.qcow2 nightly", "did you mean 'nightly'?"),
-        ("create -f qcow2 -o clster_size=64k b.qcow2 1M", "did you mean 'cluster_size'?"),
+        ("bitmap --clear b.qcow2 nightli", "did you mean 'nightly'?"),
+        ("bitmap --merge nihtly b.qcow2 nightly", "did you mean 'nightly'?"),
+        ("create -f qcow2 -o clster_size=64k c.qcow2 1M", "did you mean 'cluster_size'?"),
         ("convert -O vmdk -o subfromat=flat a.qcow2 b.vmdk", "did you mean 'subformat'?"),
         ("convert -O qcow -o x=y a.qcow2 b", "qcow"),
         ("snaphot a.qcow2", "did you mean 'snapshot'?"),
