@@ -320,7 +320,8 @@ fn a_server_that_is_told_to_end_keeps_what_it_acknowledged() {
                 }
                 std::thread::sleep(Duration::from_millis(70 * round));
                 let said = server.stop_by(signal);
-                let is_expected = |line: &str| signal == Signal::HUP && line.contains("SIGHUP ends the server");
+                let is_expected =
+                    |line: &str| signal == Signal::HUP && line.contains("SIGHUP ends the server");
                 assert!(said.lines().all(is_expected), "{said}");
                 lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect()
             });

@@ -121,7 +121,10 @@ fn jobs_are_listed_and_cancelled() {
     ctl(dir, "backup-start -r 1 a target.qcow2").ok();
     let jobs = told(dir, "jobs --output json");
     let job = &jobs["jobs"][0];
-    assert_eq!((&job["kind"], &job["export"], &job["status"]), (&"backup".into(), &"a".into(), &"running".into()));
+    assert_eq!(
+        (&job["kind"], &job["export"], &job["status"]),
+        (&"backup".into(), &"a".into(), &"running".into())
+    );
     wait_until("a has no client", || told(dir, "stats a")["clients"] == 0);
     refused(dir, "export-remove a", "a backup of the export 'a' is running");
     ctl(dir, "cancel").ok();
@@ -149,7 +152,10 @@ fn a_configuration_is_made_true_again_by_sighup() {
         images(&scratch);
         let dir = scratch.path();
         let sockets = "[server]\ncontrol = \"ctl.sock\"\n";
-        configure(dir, &format!("{sockets}[groups.g]\niops = 50\n{}", export("a", "group = \"g\"\nbps = \"1M\"")));
+        configure(
+            dir,
+            &format!("{sockets}[groups.g]\niops = 50\n{}", export("a", "group = \"g\"\nbps = \"1M\"")),
+        );
         let server = Server::start(dir, &format!("--config {CONFIG} --log-level info {options}"));
         let limits = |name: &str| told(dir, &format!("limit {name} --output json"));
         assert_eq!((&limits("a")["group"], &limits("a")["limits"]["bps"]), (&"g".into(), &(1 << 20).into()));
@@ -213,7 +219,10 @@ fn what_a_configuration_can_not_be_is_refused_at_the_start() {
     for (line, expected) in [
         ("--config nosuch.toml".to_owned(), "could not read"),
         (format!("--config {CONFIG}"), "nothing serves clients"),
-        (format!("--nbd unix:n.sock --control c.sock --config {CONFIG}"), "line 2: control: the command line has it"),
+        (
+            format!("--nbd unix:n.sock --control c.sock --config {CONFIG}"),
+            "line 2: control: the command line has it",
+        ),
         (format!("--nbd unix:n.sock --isolate --config {CONFIG}"), "--isolate"),
         (format!("--nbd unix:n.sock --config {CONFIG} --export-name a b.qcow2"), "two exports are named 'a'"),
     ] {

@@ -15,9 +15,8 @@ fn serve(options: &str) -> (Scratch, Server) {
     for image in ["a.qcow2", "b.qcow2"] {
         zebu(scratch.path(), ["create", "-q", "-f", "qcow2", image, "64M"]).ok();
     }
-    let options = format!(
-        "--control ctl.sock --export-name a --export-name b {options} -f qcow2 a.qcow2 b.qcow2"
-    );
+    let options =
+        format!("--control ctl.sock --export-name a --export-name b {options} -f qcow2 a.qcow2 b.qcow2");
     let server = Server::start(scratch.path(), &options);
     (scratch, server)
 }

@@ -12,6 +12,7 @@ mod left_writes;
 mod limits;
 mod locks;
 mod memory_budget;
+mod one_disk;
 mod sandbox;
 mod serve_control;
 mod serve_load;

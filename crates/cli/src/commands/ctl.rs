@@ -1,10 +1,10 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
+mod checkpoint;
 mod exports;
 mod fork;
+mod server;
 
-use super::ctl_checkpoint::{CheckpointArgs, checkpoint};
-use super::ctl_server::Server;
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::failure::Failure;
@@ -18,7 +18,9 @@ use crate::serve::jobs;
 use crate::session::Session;
 use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
+use checkpoint::{CheckpointArgs, checkpoint};
 use serde_json::Value;
+use server::Server;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -13,8 +13,6 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod create;
 pub(crate) mod ctl;
-mod ctl_checkpoint;
-mod ctl_server;
 pub(crate) mod dd;
 pub(crate) mod devices;
 pub(crate) mod info;

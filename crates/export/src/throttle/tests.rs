@@ -60,7 +60,10 @@ fn a_bucket_does_what_its_definition_says() {
                 model.level += units as f64;
             } else {
                 // The model rounds, and has a thousandth of a request for that.
-                assert!(!model.may_go(seconds) || wait < SECOND / 500 / rate + 10, "{rate} {burst}: {now}, {wait}");
+                assert!(
+                    !model.may_go(seconds) || wait < SECOND / 500 / rate + 10,
+                    "{rate} {burst}: {now}, {wait}"
+                );
                 assert_eq!(bucket.wait(now + wait), 0, "the wait is long enough");
                 now += wait;
             }
@@ -70,7 +73,9 @@ fn a_bucket_does_what_its_definition_says() {
 
 #[test]
 fn rates_are_kept_within_two_hundredths_over_ten_seconds() {
-    for (rate, cost) in [(7, 1), (100, 1), (99_991, 1), (10 << 20, 4096), (1 << 30, 1 << 20), (1 << 40, 1 << 26)] {
+    for (rate, cost) in
+        [(7, 1), (100, 1), (99_991, 1), (10 << 20, 4096), (1 << 30, 1 << 20), (1 << 40, 1 << 26)]
+    {
         let mut bucket = Bucket::new(some(rate).unwrap(), None, 0);
         let (mut now, mut units) = (0, 0);
         loop {

@@ -1,6 +1,6 @@
 //! `zebu ctl`: exports that come and go, and their limits.
 
-use super::Server;
+use super::server::Server;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::output::{json, stdout};

@@ -1,6 +1,6 @@
 //! `zebu ctl fork` and `zebu ctl reset`.
 
-use super::Server;
+use super::server::Server;
 use crate::failure::Failure;
 use crate::output::{json, stderr, stdout};
 use crate::serve::control_request::{AlsoForked, Command, ForkStart};

@@ -1,6 +1,6 @@
 //! `zebu ctl checkpoint`: disks as they are at one moment, for clients that pull them.
 
-use super::ctl_server::Server;
+use super::server::Server;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::serve::control_request::{CheckpointStart, Command};
