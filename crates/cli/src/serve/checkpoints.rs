@@ -118,7 +118,7 @@ impl Checkpoints {
         self.check_name(&start.serve)?;
         let spill = spill_file(&start, descriptor)?;
         let wanted = start.limit.map_or(MEMORY, |limit| limit.get().min(MEMORY));
-        let memory = memory.reserve(wanted + COPIES, COPIES + (1 << 20)).ok_or(
+        let memory = memory.reserve(wanted + COPIES, COPIES + wanted.min(1 << 20)).ok_or(
             "a checkpoint needs some memory, and other work and clients have it: wait for one to end, or start the server with \
              a larger --max-memory",
         )?;
