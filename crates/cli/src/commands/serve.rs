@@ -226,7 +226,7 @@ fn serve_images(
         }
     }
     if result.is_ok() {
-        result = serve(args, &session, &signals, names, &opened, &images, loaded);
+        result = serve(args, &session, &signals, names, opened, &images, loaded);
     }
     for image in images.take_all() {
         result = result.and(image.close(&session));
@@ -312,12 +312,12 @@ fn serve(
     session: &Session,
     signals: &Signals,
     names: &[String],
-    opened: &[Rc<Opened>],
+    opened: Vec<Rc<Opened>>,
     images: &Images,
     loaded: Option<Loaded>,
 ) -> Result<(), Failure> {
     let log = args.log(session.dialect());
-    let bitmaps = bitmaps(args, session, opened)?;
+    let bitmaps = bitmaps(args, session, &opened)?;
     let mut exports = Vec::new();
     for ((one, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {
         let Opened { image, access, base, .. } = &**one;
@@ -357,7 +357,7 @@ fn serve(
     if !args.no_sandbox && !stays_outside(session.context(), &log)? {
         let opener = loaded.as_ref().map(|loaded| Opener::start(&loaded.path)).transpose()?;
         files = Files::Sandboxed(opener);
-        start_image_workers(args, session, opened)?;
+        start_image_workers(args, session, &opened)?;
         connector::start(&session.context().disks.remote)?;
         footprint.leave_to_cleaner()?;
         // All that is to be opened is open, all rings are there. The threads that are there enter as well.
@@ -407,6 +407,8 @@ fn serve(
         resizing: RefCell::default(),
         forking: Mutex::default(),
     };
+    // Of an export that is removed, nothing is to stay open.
+    drop(opened);
     let worker = session.worker();
     let clients = args.until_last_client.then_some(&server);
     let signal =
