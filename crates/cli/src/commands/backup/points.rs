@@ -86,7 +86,7 @@ pub(super) fn run(args: &BackupArgs, context: &Context, name: &PointName) -> Res
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
     let store = PointStore::open_or_create(name, &context.disks.remote.http_options())?;
     let reader = || Ok(Reader { order: Order::Any, target_size: None });
-    args.packed.prepare(context, &mut spec, &[], reader, &mut watch)?;
+    args.packed.prepare(context, &mut spec, &[], reader, &watch)?;
     let published = session.with_image(&spec, |image| {
         warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
         let made = next_point(args, &session, &store, image, &watch);

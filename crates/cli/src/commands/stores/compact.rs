@@ -165,7 +165,7 @@ fn merge(
         );
     }
     let made = worker.block_on(async {
-        let made = backup(worker, &image, &options).await;
+        let made = Box::pin(backup(worker, &image, &options)).await;
         // Nothing was written to it.
         let _ = image.close(worker).await;
         made

@@ -96,7 +96,8 @@ pub(crate) fn run(args: &ForgetArgs, context: &Context) -> Result<u8, Failure> {
 }
 
 fn human_text(report: &Report) -> String {
-    let mut text: String = report.removed.iter().map(|name| format!("forgotten: {name}\n")).collect();
+    let mut text = String::new();
+    text.extend(report.removed.iter().map(|name| format!("forgotten: {name}\n")));
     text += &format!("{} points stay", report.kept.len());
     if let Some(pruned) = &report.pruned {
         text += &format!("; {} objects of {} bytes were removed", pruned.objects, pruned.bytes);

@@ -43,6 +43,18 @@ struct Objects {
     bytes: u64,
 }
 
+impl Objects {
+    fn state(&mut self, store: &PointStore, key: &str, size: u64) -> Result<ObjectState, Failure> {
+        if let Some(state) = self.states.get(key) {
+            return Ok(*state);
+        }
+        let state = store.examine(key, size)?;
+        self.states.insert(key.to_owned(), state);
+        self.bytes += size;
+        Ok(state)
+    }
+}
+
 /// Verifies the store, or one point of it.
 pub(crate) fn run(
     name: &PointName,
@@ -98,15 +110,7 @@ fn errors_of(
             if watch.cancel().is_cancelled() {
                 return Err(Failure::interrupted());
             }
-            let state = match objects.states.get(&key) {
-                Some(state) => *state,
-                None => {
-                    let state = store.examine(&key, size)?;
-                    objects.states.insert(key.clone(), state);
-                    objects.bytes += size;
-                    state
-                }
-            };
+            let state = objects.state(store, &key, size)?;
             if state != ObjectState::Whole && errors.len() < MOST_TOLD {
                 errors.push(format!("{}: point {}: {key}: {state}", store.name(), point.name));
             }
@@ -155,8 +159,8 @@ fn tell(context: &Context, output: OutputFormat, quiet: bool, report: &Report) -
     }
     stdout::print(&match output {
         OutputFormat::Human => {
-            let mut text: String =
-                report.points.iter().map(|point| format!("{}: {}\n", point.name, point.status)).collect();
+            let mut text = String::new();
+            text.extend(report.points.iter().map(|point| format!("{}: {}\n", point.name, point.status)));
             text += &format!(
                 "{} objects of {} bytes; {} points or manifests are damaged\n",
                 report.objects, report.bytes, report.damaged
