@@ -2,8 +2,9 @@
 
 use super::error::{PointsError, PointsErrorKind};
 use super::manifest::{Layer, hashes_key, layer_key};
-use super::place::{Held, Holder, Place};
-use super::point_store::new_id;
+use super::object::{Held, Holder};
+use super::place::Place;
+use super::unique::{new_id, now};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ impl Listed {
     pub(super) fn new(objects: Vec<String>) -> Self {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let by = format!("process {} on {}", std::process::id(), host.trim());
-        Self { version: super::manifest::VERSION, by, time: super::point_store::now(), objects }
+        Self { version: super::manifest::VERSION, by, time: now(), objects }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {

@@ -1,9 +1,9 @@
 //! A store in a folder. An object gets its name when it is whole and durable.
 
 use super::error::PointsErrorKind;
-use super::place::{Document, Failed, Held, Holder, LARGEST_DOCUMENT, Wrote};
-use super::point_store::new_id;
+use super::object::{Document, Failed, Held, Holder, LARGEST_DOCUMENT, Wrote};
 use super::sha::of_bytes;
+use super::unique::new_id;
 use rustix::fs::{FlockOperation, RenameFlags, flock, renameat_with};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

@@ -10,11 +10,13 @@ mod hashes;
 mod keep;
 mod manifest;
 mod name;
+mod object;
 mod objects;
 mod place;
 mod point_store;
 mod prune;
 mod sha;
+mod unique;
 
 pub use calendar::{compact_time, readable_time};
 pub use claim::Claim;

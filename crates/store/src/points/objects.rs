@@ -1,7 +1,7 @@
 //! A store in a bucket. Objects are whole when they are there; conditional requests decide who was first.
 
 use super::error::PointsErrorKind;
-use super::place::{Document, Failed, Held, Holder, LARGEST_DOCUMENT, Wrote};
+use super::object::{Document, Failed, Held, Holder, LARGEST_DOCUMENT, Wrote};
 use crate::access::Access;
 use crate::environment::{Environment, of_process};
 use crate::failure::{describe, is_denial, is_passing};

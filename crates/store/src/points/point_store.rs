@@ -5,37 +5,23 @@ use super::claim::Claim;
 use super::error::{PointsError, PointsErrorKind};
 use super::manifest::{Layer, Point, VERSION};
 use super::name::{PointName, PointsPlace};
-use super::place::{Place, Wrote};
+use super::object::Wrote;
+use super::place::Place;
 use super::sha::{Hasher, is_hash};
+use super::unique::now;
 use crate::name::StoreName;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 use zebu_remote::http::HttpOptions;
 
 /// The object that says that there is a store.
 const MARK: &str = "zebu-store.json";
 /// How often a new point is published anew because another came first.
 const TRIES: u32 = 64;
-
-/// Seconds after the beginning of 1970, by this machine's clock.
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// A word that nobody else has.
-pub(super) fn new_id() -> String {
-    let mut bytes = [0; 12];
-    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    let seed = if read.is_ok() { bytes.to_vec() } else { Vec::new() };
-    let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-    let text = format!("{seed:?} {nanos} {}", std::process::id());
-    super::sha::of_bytes(text.as_bytes())[..24].to_owned()
-}
 
 /// The image of a layer, as something that can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,9 +7,10 @@ use super::claim::{Listed, keys_of, listed};
 use super::error::{PointsError, PointsErrorKind};
 use super::keep::{Keep, kept};
 use super::manifest::{Point, hashes_key, layer_key};
-use super::place::Holder;
-use super::point_store::{Found, PointStore, new_id};
+use super::object::Holder;
+use super::point_store::{Found, PointStore};
 use super::sha::is_hash;
+use super::unique::new_id;
 use std::collections::HashSet;
 
 /// The most objects that a mark names.
