@@ -1,16 +1,13 @@
 //! Forks of disks in use: `zebu ctl fork` and `reset`, what becomes of the sealed images, and servers that end in between.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::patience::wait_until;
-use zebu_tests::program::{Finished, is_root, zebu};
+use zebu_tests::program::{Finished, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
-use zebu_tests::vhost_guest::{DATA, VhostGuest, WRITE};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 16 << 20;
@@ -299,56 +296,4 @@ fn hooks_and_refusals() {
     assert!(failed.stderr.contains("only a qcow2 image can be forked"), "{}", failed.stderr);
     assert!(!dir.join("two.qcow2").exists());
     raw.stop();
-}
-
-/// A guest of vhost-user goes on over its rings: what it wrote before is in the base, the rest in the overlay.
-#[test]
-fn a_guest_over_vhost_user_goes_on() {
-    let Some(qemu) = Qemu::find() else { return };
-    let scratch = Scratch::new("forks-vhost");
-    let dir = scratch.path();
-    make(dir, "disk.qcow2");
-    let options = "--export-name root --control ctl.sock -f qcow2 disk.qcow2";
-    let server = Server::start_vhost_user(dir, options);
-    let mut guest = VhostGuest::connect(server.socket(), 1);
-    let (write, read, flush) = (1, 0, 4);
-    guest.put(DATA, &[1; 4096]);
-    assert_eq!(guest.call(0, write, 0, 4096, 0), (0, 1));
-    ctl(dir, &["fork", "--to", "over.qcow2"]).ok();
-    guest.put(DATA, &[2; 4096]);
-    assert_eq!(guest.call(0, write, 8, 4096, 0), (0, 1));
-    assert_eq!(guest.call(0, flush, 0, 0, 0), (0, 1));
-    assert_eq!(guest.call(0, read, 0, 8192, WRITE), (0, 8193));
-    drop(guest);
-    server.stop();
-    qemu.io(dir, "-r -f qcow2", "disk.qcow2", &["read -q -P 1 0 4k", "read -q -P 0 4k 4k"]).ok();
-    qemu.io(dir, "-r -f qcow2", "over.qcow2", &["read -q -P 1 0 4k", "read -q -P 2 4k 4k"]).ok();
-    qemu.check_clean(dir, "over.qcow2").unwrap();
-}
-
-/// A file that is open through FUSE goes on.
-#[test]
-fn a_file_over_fuse_goes_on() {
-    let has_fuse = is_root() && File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    if !has_fuse {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
-        return;
-    }
-    let scratch = Scratch::new("forks-fuse");
-    let dir = scratch.path();
-    make(dir, "disk.qcow2");
-    let server = serve(dir, "--fuse disk.raw -f qcow2 disk.qcow2");
-    let file = File::options().read(true).write(true).open(dir.join("disk.raw")).unwrap();
-    file.write_all_at(&[1; 8192], 0).unwrap();
-    file.sync_all().unwrap();
-    ctl(dir, &["fork", "--to", "over.qcow2"]).ok();
-    file.write_all_at(&[2; 4096], 4096).unwrap();
-    file.sync_all().unwrap();
-    drop(file);
-    server.stop();
-    for (image, second) in [("disk.qcow2", 1), ("over.qcow2", 2)] {
-        let commands = ["read -q -P 1 0 4k".to_owned(), format!("read -q -P {second} 4k 4k")];
-        let args = commands.iter().flat_map(|command| ["-c", command]);
-        zebu(dir, ["io", "-r", "-f", "qcow2"].into_iter().chain(args).chain([image])).ok();
-    }
 }
