@@ -92,7 +92,9 @@ fn full_copies_and_increments_are_pulled_while_others_write() {
     let (scratch, server) = serve(&["root.qcow2"], size, "--queues 2");
     let dir = scratch.path();
     let mut clients = lanes(&server, size, 7);
-    clients.iter_mut().for_each(|lane| (0..40).for_each(|_| lane.change()));
+    for lane in &mut clients {
+        (0..40).for_each(|_| lane.change());
+    }
     let moment = content(&clients);
     ctl(dir, &["checkpoint", "r", "--bitmap", "b", "--serve", "full", "--spill", "spill"]).ok();
     assert!(!dir.join("spill").exists());
@@ -117,7 +119,9 @@ fn full_copies_and_increments_are_pulled_while_others_write() {
     assert_eq!(query(dir, "full")["ended-by"], "command");
     // The bitmap goes on under its name, or another goes on.
     for (round, (from, bitmap)) in [("b", "b"), ("b", "b"), ("b", "c"), ("c", "c")].into_iter().enumerate() {
-        clients.iter_mut().for_each(|lane| (0..8).for_each(|_| lane.change()));
+        for lane in &mut clients {
+            (0..8).for_each(|_| lane.change());
+        }
         let moment = content(&clients);
         let name = format!("pull{round}");
         ctl(dir, &["checkpoint", "--from", from, "--bitmap", bitmap, "--serve", &name]).ok();
@@ -145,13 +149,13 @@ fn an_increment_that_was_not_pulled_comes_again() {
         let told: Value = serde_json::from_str(&ctl(dir, &["bitmaps", "r"]).ok().stdout).unwrap();
         told["bitmaps"][0]["dirty-bytes"].as_u64()
     };
-    assert_eq!(client.write(0, 0, &[1; 65536]).unwrap(), 0);
+    assert_eq!(client.write(0, 0, &vec![1; 65536]).unwrap(), 0);
     for (options, expected) in [(&["--failed"][..], 2), (&[], 1)] {
         ctl(dir, &["checkpoint", "--from", "b", "--bitmap", "b", "--serve", "pull"]).ok();
         assert_eq!(dirty(), None);
         let refused = ctl(dir, &["checkpoint", "--from", "b", "--serve", "other"]).exits(1);
         assert!(refused.stderr.contains("bitmap 'b'"), "{refused}");
-        assert_eq!(client.write(0, MIB as u64, &[1; 65536]).unwrap(), 0);
+        assert_eq!(client.write(0, MIB as u64, &vec![1; 65536]).unwrap(), 0);
         ctl(dir, &[&["checkpoint-end", "pull"], options].concat()).ok();
         assert_eq!(dirty(), Some(expected << 16));
     }
@@ -204,13 +208,13 @@ fn a_full_spill_ends_the_checkpoint_and_no_write() {
     let dir = scratch.path();
     let mut client = Client::open(server.socket(), "r").unwrap();
     for at in 0..8 {
-        assert_eq!(client.write(0, at * MIB as u64, &[1; MIB]).unwrap(), 0);
+        assert_eq!(client.write(0, at * MIB as u64, &vec![1; MIB]).unwrap(), 0);
     }
     ctl(dir, &["checkpoint", "--serve", "pull", "--limit", "3M", "--spill", "spill"]).ok();
     let mut pulling = Client::open(server.socket(), "pull").unwrap();
     assert_eq!(pulling.read(7 * MIB as u64, 512).unwrap(), [1; 512]);
     for at in 0..8 {
-        assert_eq!(client.write(0, at * MIB as u64, &[2; MIB]).unwrap(), 0);
+        assert_eq!(client.write(0, at * MIB as u64, &vec![2; MIB]).unwrap(), 0);
     }
     // It has an error for an answer, and no new client comes in.
     assert!(pulling.read(7 * MIB as u64, 512).is_err());
@@ -264,7 +268,7 @@ fn a_killed_server_leaves_a_sound_disk_and_no_spill() {
         )
         .ok();
         for at in 0..3 {
-            assert_eq!(client.write(0, at * MIB as u64, &[round + 1; MIB]).unwrap(), 0);
+            assert_eq!(client.write(0, at * MIB as u64, &vec![round + 1; MIB]).unwrap(), 0);
         }
         client.call(0, command::FLUSH, 0, 0).unwrap();
         drop(client);

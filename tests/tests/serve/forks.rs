@@ -148,7 +148,9 @@ fn three_disks_are_forked_at_one_moment() {
     let scratch = Scratch::new("forks-three");
     let dir = scratch.path();
     let names = ["a", "b", "c"];
-    names.iter().for_each(|name| make(dir, &format!("{name}.qcow2")));
+    for name in names {
+        make(dir, &format!("{name}.qcow2"));
+    }
     let server =
         serve(dir, "--export-name a --export-name b --export-name c -f qcow2 a.qcow2 b.qcow2 c.qcow2");
     let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -159,7 +161,9 @@ fn three_disks_are_forked_at_one_moment() {
         scope.spawn(move || {
             while !stop.load(SeqCst) {
                 let next = count.load(SeqCst) + 1;
-                clients.iter_mut().for_each(|client| write(client, 7, next));
+                for client in &mut clients {
+                    write(client, 7, next);
+                }
                 count.store(next, SeqCst);
             }
         });

@@ -170,8 +170,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn line(&self, at: usize) -> usize {
-        let before = self.text.as_bytes().get(..at).unwrap_or_default();
-        1 + before.iter().filter(|byte| **byte == b'\n').count()
+        1 + self.text.get(..at).unwrap_or_default().matches('\n').count()
     }
 
     /// A mistake in a range of bytes: with the key of its line, if it has one.

@@ -10,21 +10,32 @@ const NONE: &str = "none";
 /// The name of the field of a group.
 const GROUP: &str = "group";
 
+/// The group of an export after a change.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum GroupChange {
+    /// The same.
+    #[default]
+    Stays,
+    /// None.
+    Leaves,
+    /// The one of that name.
+    Joins(String),
+}
+
 /// A change of the limits of an export or of a group. What it does not name stays.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct LimitChange {
     /// All that is there is taken away first.
     clears: bool,
     values: Vec<(String, Option<NonZeroU64>)>,
-    /// Another group, or none.
-    pub(crate) group: Option<Option<String>>,
+    pub(crate) group: GroupChange,
 }
 
 impl LimitChange {
     /// Reads the words of a command line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if text == NONE {
-            return Ok(Self { clears: true, values: Vec::new(), group: Some(None) });
+            return Ok(Self { clears: true, values: Vec::new(), group: GroupChange::Leaves });
         }
         let mut change = Self::default();
         for word in text.split(',') {
@@ -63,22 +74,27 @@ impl LimitChange {
         for (name, value) in &self.values {
             fields.insert(name.clone(), value.map_or_else(|| NONE.into(), |value| value.get().into()));
         }
-        if let Some(group) = self.group.as_ref().filter(|_| !self.clears) {
-            fields.insert(GROUP.to_owned(), group.clone().unwrap_or_else(|| NONE.to_owned()).into());
+        let group = match &self.group {
+            GroupChange::Joins(name) => Some(name.as_str()),
+            GroupChange::Leaves if !self.clears => Some(NONE),
+            GroupChange::Leaves | GroupChange::Stays => None,
+        };
+        if let Some(group) = group {
+            fields.insert(GROUP.to_owned(), group.into());
         }
         fields
     }
 
     fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
         if name == GROUP {
-            if self.group.is_some() {
+            if self.group != GroupChange::Stays {
                 return Err(format!("{GROUP} is given twice"));
             }
-            let group = (value != NONE).then(|| value.to_owned());
             if value.is_empty() {
                 return Err(format!("{GROUP}= needs a name, or {GROUP}={NONE} to leave the group"));
             }
-            self.group = Some(group);
+            self.group =
+                if value == NONE { GroupChange::Leaves } else { GroupChange::Joins(value.to_owned()) };
             return Ok(());
         }
         if Limits::default().by_name_mut(name).is_none() {
@@ -166,7 +182,7 @@ mod tests {
     #[test]
     fn changes_are_read_and_told_as_they_were_meant() {
         let change = LimitChange::parse("iops=100,bps=2M,burst=7,group=tenant").unwrap();
-        assert_eq!(change.group, Some(Some("tenant".to_owned())));
+        assert_eq!(change.group, GroupChange::Joins("tenant".to_owned()));
         let limits = change.apply(&Limits::default()).unwrap();
         assert_eq!((limits.iops, limits.bps, limits.burst), (some(100), some(2 << 20), some(7)));
         assert_eq!(in_words(&limits, Some("tenant")), "iops=100,bps=2097152,burst=7,group=tenant");
@@ -175,7 +191,7 @@ mod tests {
         assert_eq!((less.iops, less.burst, less.bps, less.bps_read), (None, None, some(2 << 20), some(1024)));
         let none = LimitChange::parse("none").unwrap();
         assert_eq!(LimitChange::of_object(&none.to_object()).unwrap(), none);
-        assert_eq!((none.apply(&limits).unwrap(), none.group), (Limits::default(), Some(None)));
+        assert_eq!((none.apply(&limits).unwrap(), none.group), (Limits::default(), GroupChange::Leaves));
         assert_eq!(in_words(&Limits::default(), None), "none");
     }
 

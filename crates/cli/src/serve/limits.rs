@@ -1,6 +1,6 @@
 //! Limits of exports and of groups of them, while they are served.
 
-use super::limit_change::{LimitChange, described, in_words};
+use super::limit_change::{GroupChange, LimitChange, described, in_words};
 use serde_json::{Map, Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -74,14 +74,12 @@ pub(crate) fn group_name(export: &Export) -> Option<String> {
 pub(crate) fn change_export(groups: &Groups, export: &Export, change: &LimitChange) -> Result<(), String> {
     let limits = change.apply(&export.limits())?;
     let group = match &change.group {
-        Some(Some(name)) => Some(Some(groups.find(name)?)),
-        Some(None) => Some(None),
-        None => None,
+        GroupChange::Joins(name) => Some(groups.find(name)?),
+        GroupChange::Leaves => None,
+        GroupChange::Stays => export.limit_group(),
     };
     export.set_limits(&limits);
-    if let Some(group) = group
-        && group.as_ref().map(|group| group.name().to_owned()) != group_name(export)
-    {
+    if group.as_ref().map(|group| group.name().to_owned()) != group_name(export) {
         export.set_limit_group(group.as_ref());
     }
     Ok(())
@@ -89,7 +87,7 @@ pub(crate) fn change_export(groups: &Groups, export: &Export, change: &LimitChan
 
 /// Changes the limits of a group, which is made if it is not there. Without any limit left it goes, unless exports are in it.
 pub(crate) fn change_group(groups: &Groups, name: &str, change: &LimitChange) -> Result<(), String> {
-    if matches!(change.group, Some(Some(_))) {
+    if matches!(change.group, GroupChange::Joins(_)) {
         return Err("a group is in no other group: group=NAME is for exports".to_owned());
     }
     if name.is_empty() || name.contains([',', '=']) || name == "none" {

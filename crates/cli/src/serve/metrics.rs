@@ -30,20 +30,22 @@ pub(crate) async fn answer(
 fn counters(controlled: &Controlled<'_>) -> String {
     let mut text = prometheus(&controlled.exports, &controlled.memory);
     let running = controlled.checkpoints.running();
-    let families: [(&str, &str, fn(&CheckpointReport) -> u64); 2] = [
-        ("zebu_checkpoint_spill_bytes", "Bytes that were kept before clients overwrote them.", |report| {
-            report.spill_memory + report.spill_file
-        }),
-        ("zebu_checkpoint_spill_limit_bytes", "Bytes at which the checkpoint ends.", |report| {
-            report.spill_limit
-        }),
-    ];
-    for (family, help, value) in families.iter().filter(|_| !running.is_empty()) {
+    let mut family = |family: &str, help: &str, value: fn(&CheckpointReport) -> u64| {
         let _ = writeln!(text, "# HELP {family} {help}\n# TYPE {family} gauge");
         for (name, report) in &running {
             let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let _ = writeln!(text, "{family}{{checkpoint=\"{name}\"}} {}", value(report));
         }
+    };
+    if !running.is_empty() {
+        family(
+            "zebu_checkpoint_spill_bytes",
+            "Bytes that were kept before clients overwrote them.",
+            |report| report.spill_memory + report.spill_file,
+        );
+        family("zebu_checkpoint_spill_limit_bytes", "Bytes at which the checkpoint ends.", |report| {
+            report.spill_limit
+        });
     }
     text
 }

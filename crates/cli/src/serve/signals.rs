@@ -108,7 +108,7 @@ impl Signals {
         let received = worker.receive(socket, IoBufs::from(IoBuf::zeroed(REQUESTS))).await;
         if !matches!(received.0, Ok(1..)) {
             // The thread of the signals is gone.
-            pending().await
+            pending::<()>().await;
         }
     }
 

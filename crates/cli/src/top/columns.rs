@@ -71,9 +71,8 @@ impl Column {
     fn least(self) -> usize {
         match self {
             Self::Export => 12,
-            Self::Reads | Self::Writes | Self::Clients => 7,
+            Self::Reads | Self::Writes | Self::Clients | Self::ReadLatency | Self::WriteLatency => 7,
             Self::ReadBytes | Self::WrittenBytes => 9,
-            Self::ReadLatency | Self::WriteLatency => 7,
             Self::CacheHits => 6,
             Self::State => 10,
         }

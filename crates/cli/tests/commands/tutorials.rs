@@ -57,14 +57,13 @@ fn the_first_session_prints_what_it_says() {
     assert_eq!(sessions.len(), 1);
     let mut steps: Vec<(String, String)> = Vec::new();
     for line in sessions[0].lines() {
-        match line.strip_prefix("$ ") {
-            Some(command) => steps.push((command.to_owned(), String::new())),
-            None => {
-                let (_, said) = steps.last_mut().expect("a command comes first");
-                *said += line;
-                said.push('\n');
-            }
+        if let Some(command) = line.strip_prefix("$ ") {
+            steps.push((command.to_owned(), String::new()));
+            continue;
         }
+        let (_, said) = steps.last_mut().expect("a command comes first");
+        *said += line;
+        said.push('\n');
     }
     assert!(steps.len() > 4, "{steps:?}");
     for (command, expected) in steps {

@@ -18,7 +18,7 @@ use crate::pool::{PoolHandle, Seat, WorkerPool};
 use crate::stop::Stop;
 use rustix::io::Errno;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use zebu_storage::Socket;
 use zebu_storage::sync::Mutex;
@@ -296,8 +296,8 @@ async fn watch(shared: &Shared, seat: &Seat) {
     while stop.or(seat.worker.sleep(LOOK)).await.is_some() {
         for export in shared.exports.all().iter().filter(|export| export.is_closed()) {
             peers.leave_closed();
-            if !told.iter().any(|other| Arc::ptr_eq(other, &export)) {
-                told.push(Arc::clone(&export));
+            if !told.iter().any(|other| Weak::as_ptr(other) == Arc::as_ptr(export)) {
+                told.push(Arc::downgrade(export));
                 let what = "is closed by a fault of the server's own; others go on";
                 config.log.write(Level::Error, format_args!("the export '{}' {what}", export.name()));
             }

@@ -100,10 +100,11 @@ impl Gate {
         if !self.is_limited() {
             return Passed::AtOnce;
         }
-        let mut state = self.state.lock();
-        let now = self.now();
-        let (ticket, woken) = state.waiters.arrive(member, direction, bytes, now);
-        drop(state);
+        let (ticket, woken) = {
+            let mut state = self.state.lock();
+            let now = self.now();
+            state.waiters.arrive(member, direction, bytes, now)
+        };
         // Before the others are woken: nobody is to be without a waker and without whoever takes it away.
         let turn = ticket.map(|ticket| Turn { gate: self, worker, ticket, is_over: false, alarm: None });
         woken.wake();
@@ -117,6 +118,9 @@ impl Gate {
     }
 }
 
+/// The sleep of the keeper of the time.
+type Alarm = Pin<Box<dyn Future<Output = ()>>>;
+
 /// A request that waits until it may go.
 struct Turn<'a> {
     gate: &'a Gate,
@@ -124,7 +128,7 @@ struct Turn<'a> {
     ticket: Ticket,
     is_over: bool,
     /// Of the keeper of the time: until when it sleeps.
-    alarm: Option<(Nanos, Pin<Box<dyn Future<Output = ()>>>)>,
+    alarm: Option<(Nanos, Alarm)>,
 }
 
 impl Future for Turn<'_> {
@@ -153,7 +157,7 @@ impl Future for Turn<'_> {
                 Some((at, alarm)) if *at == until => alarm,
                 _ => {
                     let (worker, wait) = (me.worker.clone(), Duration::from_nanos(until.saturating_sub(now)));
-                    let alarm = Box::pin(async move { worker.sleep(wait).await });
+                    let alarm: Alarm = Box::pin(async move { worker.sleep(wait).await });
                     &mut me.alarm.insert((until, alarm)).1
                 }
             };

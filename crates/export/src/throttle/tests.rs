@@ -183,13 +183,11 @@ impl World {
                 next.is_some() || self.sleeping.is_empty(),
                 "everybody waits to be woken, and nobody wakes"
             );
-            match next.filter(|next| *next <= end) {
-                Some(next) => self.now = self.now.max(next),
-                None => {
-                    self.now = self.now.max(end);
-                    return;
-                }
-            }
+            let Some(next) = next.filter(|next| *next <= end) else {
+                self.now = self.now.max(end);
+                return;
+            };
+            self.now = self.now.max(next);
         }
     }
 

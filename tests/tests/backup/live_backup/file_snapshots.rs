@@ -159,7 +159,7 @@ fn a_file_snapshot_that_can_not_be_is_refused_by_name() {
     let refused = ctl(dir, &["snapshot-create", "", "--to", "there"]).exits(1);
     assert!(refused.stderr.contains("there") && refused.stderr.contains("exists"), "{refused}");
     assert_eq!(std::fs::read(dir.join("there")).unwrap(), b"mine");
-    ctl(dir, &["snapshot-create", ""]).exits(1);
+    ctl(dir, &["snapshot-create"]).exits(1);
     ctl(dir, &["snapshot-create", "", "name", "--to", "x"]).exits(1);
     // Another file system never shares blocks with this one.
     if let Some(tmpfs) = Mounted::tmpfs(64 << 20) {

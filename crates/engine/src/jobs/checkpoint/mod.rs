@@ -173,7 +173,9 @@ async fn begin(
         }
         Err(error) => {
             fate.end();
-            frozen.iter().for_each(|disk| disk.let_go());
+            for disk in &frozen {
+                disk.let_go();
+            }
             for bitmaps in &mut bitmaps {
                 bitmaps.undo(worker).await;
             }

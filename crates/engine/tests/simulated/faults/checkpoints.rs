@@ -324,7 +324,7 @@ fn spill_fails(seed: u64) {
         .world
         .block_on(async {
             for guest in ground.change(&mut rng, 6) {
-                guest.await
+                guest.await;
             }
         })
         .unwrap();
