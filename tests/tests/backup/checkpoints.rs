@@ -280,7 +280,9 @@ fn a_killed_server_leaves_a_sound_disk_and_no_spill() {
         drop(client);
     }
     server.stop();
-    qemu.check_clean(dir, "root.qcow2").unwrap();
+    // A kill may leave leaks, and nothing worse.
+    let out = qemu.on_image(dir, "check", &[], "root.qcow2", &[]);
+    assert!(matches!(out.code, Some(0 | 3)), "{out}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path
 use crate::serve::backups::Backups;
 use crate::serve::checkpoints::Checkpoints;
 use crate::serve::come_and_go::{Files, Origin, Served};
-use crate::serve::config_file::{self, ConfigFile, FileExport};
+use crate::serve::config_file::{self, ConfigFile, FileExport, Loaded};
 use crate::serve::controlled::{Controlled, Listens};
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
@@ -15,7 +15,7 @@ use crate::serve::kernel_devices::{self, KernelDevices};
 use crate::serve::limits::Groups;
 use crate::serve::opened::{Layers, Opened};
 use crate::serve::opener::Opener;
-use crate::serve::reload::{self, Loaded};
+use crate::serve::reload;
 use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::serve::service_manager::{Message, ServiceManager};
 use crate::serve::side_doors::{side_doors, until_signal};

@@ -44,7 +44,7 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     inspect: InspectArgs,
 
-    /// The image, or a store of points: store:DIR/NAME[@POINT]
+    /// The image, or a store of points: store:DIR/NAME, or one point: store:DIR/NAME@POINT
     #[arg(value_name = "FILENAME")]
     file: OsString,
 }

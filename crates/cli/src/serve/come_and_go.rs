@@ -1,12 +1,12 @@
 //! Exports that are added and removed while others are served.
 
+use super::config_file::Loaded;
 use super::control_request::ExportAdd;
 use super::images::Images;
 use super::jobs::Jobs;
 use super::limits::Groups;
 use super::opened::Opened;
 use super::opener::{Handed, Opener};
-use super::reload::Loaded;
 use super::serve_args::ServeArgs;
 use crate::image_failure::image_failure;
 use crate::session::Session;

@@ -5,6 +5,7 @@ use super::limit_change::limit_of;
 use crate::values::NamedFormat;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read as _;
@@ -160,6 +161,12 @@ impl From<LimitsText> for Limits {
             .burst(number(text.burst))
             .bps_burst(number(text.bps_burst))
     }
+}
+
+/// The configuration of a server, as it was read last.
+pub(crate) struct Loaded {
+    pub(crate) path: PathBuf,
+    pub(crate) last: RefCell<ConfigFile>,
 }
 
 /// A file, to name lines of it.

@@ -1,22 +1,14 @@
 //! Reading the configuration again (SIGHUP): what it says is made true, and what `zebu ctl` changed is undone.
 
 use super::come_and_go::{Clients, Files, NewExport, Origin, Served, Turn, close, handed_file};
-use super::config_file::{self, ConfigFile, FileExport, ServerPart};
+use super::config_file::{self, ConfigFile, FileExport, Loaded, ServerPart};
 use super::jobs::Jobs;
 use super::limit_change::in_words;
 use super::limits::{Groups, group_name};
 use super::opened::Opened;
-use std::cell::RefCell;
-use std::path::PathBuf;
 use zebu::Access;
 use zebu::storage::Worker;
 use zebu_export::{Export, Exports, Level, Limits, Log};
-
-/// The configuration of a server, as it was read last.
-pub(crate) struct Loaded {
-    pub(crate) path: PathBuf,
-    pub(crate) last: RefCell<ConfigFile>,
-}
 
 /// Reads the configuration again. With a mistake in it, all stays as it is.
 pub(crate) async fn reload(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>) {

@@ -1,7 +1,7 @@
 //! Signals, as something that a worker can wait for.
 //!
-//! SIGTERM, SIGINT and SIGHUP end the server in good order. With a configuration file, SIGHUP has that read again. SIGTERM or SIGINT, a second after the first of these, end it at
-//! once (`stop_signals.rs`); of a process that `isolate.rs` started, those that its starter tells of. Under QEMU's name it
+//! SIGTERM, SIGINT and SIGHUP end the server in good order. With a configuration file, SIGHUP has that read again. SIGTERM or
+//! SIGINT, a second after the first of these, end it at once (`stop_signals.rs`); of a process that `isolate.rs` started, those that its starter tells of. Under QEMU's name it
 //! goes on in good order, as `qemu-nbd` does. SIGXFSZ is ignored: a file that may not grow is an error of the request.
 //! (SIGPIPE is ignored by every Rust program, SIGBUS is the matter of `storage/mapping_guard.rs`.)
 

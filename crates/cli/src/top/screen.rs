@@ -34,7 +34,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, board: &Board, looks: Looks) {
     let [top, head, body, foot] = Layout::vertical(parts).areas(frame.area());
     let lines = board.lines(looks.order);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    frame.render_widget(Paragraph::new(summary(board, &lines)).style(bold), top);
+    frame.render_widget(Paragraph::new(summary(board, &lines, top.width.into())).style(bold), top);
     let columns = fitting(usize::from(head.width));
     let titles = columns.iter().map(|(column, width)| aligned(column.title(), *width, column.is_text()));
     let reversed = Style::new().add_modifier(Modifier::REVERSED);
@@ -65,18 +65,19 @@ fn row<'a>(line: &Line, columns: &[(super::columns::Column, usize)], looks: Look
     Text::from(spans)
 }
 
-/// A line about all servers.
-fn summary(board: &Board, lines: &[Line]) -> String {
+/// A line about all servers. Where it does not fit, the name of the program is left out.
+fn summary(board: &Board, lines: &[Line], width: usize) -> String {
     let servers = board.servers().count();
     let silent = board.servers().filter(|(_, error)| error.is_some()).count();
     let exports = lines.iter().filter(|line| line.row.is_ok()).count();
     let plural =
         |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
-    let mut text = format!("zebu top: {}, {}", plural(servers, "server"), plural(exports, "export"));
+    let mut text = format!("{}, {}", plural(servers, "server"), plural(exports, "export"));
     if silent > 0 {
         text += &format!(", {silent} not answering");
     }
-    text
+    let named = format!("zebu top: {text}");
+    if named.len() > width { text } else { named }
 }
 
 /// The line at the bottom.
@@ -133,6 +134,12 @@ mod tests {
         let buffer = terminal.backend().buffer().clone();
         let line = |y: u16| (0..columns).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
         (0..rows).map(|y| line(y).trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_narrow_screen_tells_who_does_not_answer() {
+        let lines = screen(&board(2), looks(), 40, 6);
+        assert_eq!(lines[0], "2 servers, 2 exports, 1 not answering");
     }
 
     #[test]

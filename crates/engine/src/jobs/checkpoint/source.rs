@@ -8,7 +8,7 @@ use crate::Image;
 pub struct CheckpointSource {
     /// The image, open for writing.
     pub image: Image,
-    /// A bitmap that records writes; its bits at the moment are those of [`FrozenDisk::bitmap`]. Default: `None`.
+    /// A bitmap that records writes; its bits at the moment are those of [`FrozenDisk::bitmap`](super::FrozenDisk::bitmap). Default: `None`.
     pub from: Option<String>,
     /// A bitmap that is empty at the moment and records what is written from then on. It is added if it is missing. Default: `None`.
     pub bitmap: Option<String>,
