@@ -271,6 +271,18 @@ fn damage_is_found_and_harms_only_what_needs_it() {
     let failed = scene.zebu(&["restore", "-q", &name, "new.raw"]).exits(1);
     assert!(failed.stderr.contains(&points[2]), "{failed}");
     assert!(!scene.scratch.file("new.raw").exists());
+    // Nor is anything lost that was to be replaced.
+    std::fs::write(scene.scratch.file("old.raw"), "mine").unwrap();
+    scene.zebu(&["restore", "-q", "--force", &name, "old.raw"]).exits(1);
+    assert_eq!(std::fs::read(scene.scratch.file("old.raw")).unwrap(), b"mine");
+    let whole_point = format!("{STORE}@{}", points[0]);
+    let own = format!("backups/vm1/layers/{}", layer.file_name().unwrap().to_str().unwrap());
+    std::fs::write(&layer, &whole).unwrap();
+    let refused = scene.zebu(&["restore", "-q", "--force", "-O", "raw", &whole_point, &own]).exits(1);
+    assert!(refused.stderr.contains("part of the store"), "{refused}");
+    std::fs::remove_file(&layer).unwrap();
+    scene.zebu(&["restore", "-q", "--force", &whole_point, "old.raw"]).ok();
+    assert_eq!(std::fs::metadata(scene.scratch.file("old.raw")).unwrap().len(), 8 * MIB);
     // The next point can't stand on it, and says so.
     let report = scene.take(&[]);
     assert_eq!(report["way"], "full", "{report}");

@@ -1,5 +1,6 @@
 //! Forks of disks in use: `zebu ctl fork` and `reset`, what becomes of the sealed images, and servers that end in between.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use zebu_tests::nbd_client::{Client, command};
@@ -249,6 +250,11 @@ fn a_reset_throws_the_overlay_away() {
     ctl(dir, &["fork", "--to", "over.qcow2"]).ok();
     write(&mut client, 1, 12);
     write(&mut client, 2, 13);
+    // Without the base, a reset would leave nothing, and its seal would lead nowhere.
+    let failed = ctl(dir, &["hydrate", "-w", "--drop-backing"]).exits(1);
+    assert!(failed.stderr.contains("sealed"), "{failed}");
+    let others = |name: &str| std::fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o077;
+    assert_eq!(others("over.qcow2") & !others("disk.qcow2"), 0, "others may read the overlay");
     let failed = ctl(dir, &["reset", ""]);
     assert!(failed.stderr.contains("--force"), "{}", failed.stderr);
     ctl(dir, &["reset", "", "--force"]).ok();

@@ -99,7 +99,7 @@ pub(crate) struct BackupArgs {
     rate_limit: Option<Rate>,
 
     /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
-    #[arg(long, value_enum, default_value_t = SpeedName::Full, value_name = "adaptive|full", hide_possible_values = true)]
+    #[arg(hide_short_help = true, long, value_enum, default_value_t = SpeedName::Full, value_name = "adaptive|full", hide_possible_values = true)]
     speed: SpeedName,
 
     /// Go on with a backup to the same target that was interrupted; the source must not have changed since
@@ -107,11 +107,11 @@ pub(crate) struct BackupArgs {
     resume: bool,
 
     /// Go on where the source can't be read: such ranges become zero, and are listed
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     skip_errors: bool,
 
     /// Back an encrypted disk up in plain text; without this it is refused
-    #[arg(long)]
+    #[arg(hide_short_help = true, long)]
     decrypt: bool,
 
     /// Say what a full backup would read, and write nothing

@@ -117,6 +117,11 @@ impl Checkpoints {
         let sources = sources(exports, &start)?;
         self.check_name(&start.serve)?;
         let spill = spill_file(&start, descriptor)?;
+        if spill.is_some() && sources.iter().any(|export| export.image().is_chain_encrypted()) {
+            return Err("a file of --spill would hold in plain text what an encrypted disk has: leave it out (memory then \
+                        takes 64 MiB)"
+                .into());
+        }
         let wanted = start.limit.map_or(MEMORY, |limit| limit.get().min(MEMORY));
         let memory = memory.reserve(wanted + COPIES, COPIES + wanted.min(1 << 20)).ok_or(
             "a checkpoint needs some memory, and other work and clients have it: wait for one to end, or start the server with \

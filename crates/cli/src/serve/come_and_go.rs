@@ -20,7 +20,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zebu::storage::{File, LockMode, OpenFlags, Worker};
+use zebu::storage::{CacheChoice, File, LockMode, OpenFlags, Worker};
 use zebu::{Access, Format, Image, OpenOptions, OpenedFile, probe};
 use zebu_disks::{Program, Sources};
 use zebu_export::nbd::NbdServer;
@@ -203,8 +203,13 @@ impl Served<'_> {
     ) -> Result<(Image, OpenOptions), String> {
         let fail = |error: zebu::Error| error.to_string();
         let lock = if access == Access::ReadWrite { LockMode::Write } else { LockMode::Read };
-        let flags = OpenFlags::default().access(access).direct(self.args.cache.is_direct()).lock(lock);
-        let file = File::from_descriptor(handed, path, &flags).map_err(|error| error.to_string())?;
+        let flags = OpenFlags::default().access(access).lock(lock);
+        let opened = if self.args.cache.is_direct() {
+            File::from_descriptor_past_cache(handed, path, &flags, CacheChoice::Direct).map(|(file, _)| file)
+        } else {
+            File::from_descriptor(handed, path, &flags)
+        };
+        let file = opened.map_err(|error| error.to_string())?;
         let format = match format {
             Some(format) => format,
             None => match probe(worker, &file).await.map_err(fail)? {

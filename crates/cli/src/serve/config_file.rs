@@ -3,6 +3,7 @@
 use super::address::Address;
 use super::limit_change::limit_of;
 use crate::values::NamedFormat;
+use rustix::fs::{Mode, OFlags, open};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::cell::RefCell;
@@ -194,7 +195,12 @@ impl Source<'_> {
 pub(crate) fn read(path: &Path) -> Result<String, String> {
     let fail = |error: std::io::Error| format!("could not read '{}': {error}", path.display());
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(fail)?;
+    // What is no file may never answer.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(open(path, flags, Mode::empty()).map_err(|error| fail(error.into()))?);
+    if !file.metadata().map_err(fail)?.is_file() {
+        return Err(format!("'{}' is no regular file", path.display()));
+    }
     file.take(LARGEST + 1).read_to_string(&mut text).map_err(fail)?;
     if text.len() as u64 > LARGEST {
         return Err(format!("'{}' is larger than {} MiB", path.display(), LARGEST >> 20));

@@ -182,7 +182,11 @@ async fn execute(
         Command::BackupCancel { export, backup } => {
             backups.cancel(worker, &*find(exports, &export)?, backup).await
         }
-        Command::Hydrate(start) => hydrations.start(worker, &*find(exports, &start.export)?, &start),
+        Command::Hydrate(start) => {
+            // The image that a fork is about to leave must not be filled.
+            let _forking = controlled.forking.lock().await;
+            hydrations.start(worker, &*find(exports, &start.export)?, &start)
+        }
         Command::HydrateQuery { export } => hydrations.query(&*find(exports, &export)?),
         Command::HydrateCancel { export } => hydrations.cancel(worker, &*find(exports, &export)?).await,
         Command::Limit { export, group, set } => limit(controlled, export, group, set),

@@ -6,7 +6,7 @@ use crate::image_failure::image_failure;
 use crate::session::Session;
 use std::path::PathBuf;
 use zebu::jobs::follow_seals;
-use zebu::{Access, Chain, Format, Image, Purpose};
+use zebu::{Access, Chain, Format, Image, Purpose, Remedy};
 use zebu_disks::{ImageSpec, printable};
 
 /// How the image of `spec` is opened, or the overlay in which its disk goes on, if it is to be written and is sealed.
@@ -16,7 +16,7 @@ use zebu_disks::{ImageSpec, printable};
 pub(super) fn current_spec(session: &Session, spec: &ImageSpec) -> Result<ImageSpec, Failure> {
     let is_plain = spec.filters.is_empty() && spec.described.is_none() && spec.driver.is_none();
     let may_be = matches!(spec.options.format, None | Some(Format::Qcow2));
-    if spec.options.access == Access::ReadOnly || !is_plain || !may_be || !is_sealed(session, spec) {
+    if spec.options.access == Access::ReadOnly || !is_plain || !may_be || !is_sealed(session, spec)? {
         return Ok(spec.clone());
     }
     let worker = session.worker();
@@ -41,7 +41,10 @@ pub(super) fn current_spec(session: &Session, spec: &ImageSpec) -> Result<ImageS
 }
 
 /// Whether the image is sealed. What else is wrong with it, its opening tells.
-fn is_sealed(session: &Session, spec: &ImageSpec) -> bool {
+///
+/// # Errors
+/// A signal came while the writes of a killed server were waited for, which may seal it.
+fn is_sealed(session: &Session, spec: &ImageSpec) -> Result<bool, Failure> {
     let options =
         spec.options.clone().access(Access::ReadOnly).chain(Chain::TopOnly).purpose(Purpose::Inspect);
     let worker = session.worker();
@@ -50,5 +53,11 @@ fn is_sealed(session: &Session, spec: &ImageSpec) -> bool {
         let is_sealed = image.is_sealed();
         image.close(worker).await.map(|()| is_sealed)
     });
-    looked.unwrap_or(false)
+    match looked {
+        Ok(is_sealed) => Ok(is_sealed),
+        Err(error) if error.remedy() == Some(&Remedy::WaitForWrites) => {
+            Err(image_failure(spec, session.context(), &error))
+        }
+        Err(_) => Ok(false),
+    }
 }

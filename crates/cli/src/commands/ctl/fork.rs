@@ -9,7 +9,7 @@ use crate::watch::{ProgressMode, Watch};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 use zebu_disks::errno_text;
@@ -145,7 +145,7 @@ struct Overlays {
 impl Overlays {
     /// Makes a file, with a durable name, for those who may use the image `base`.
     fn make(&mut self, path: &Path, base: Option<&Path>) -> Result<(), Failure> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| {
             let reason = errno_text(error.raw_os_error().unwrap_or_default());
             Failure::new(format!("could not make '{}': {reason}", path.display()))

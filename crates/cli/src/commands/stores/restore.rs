@@ -5,9 +5,9 @@ use crate::commands::convert::{self, ConvertArgs};
 use crate::failure::Failure;
 use clap::Parser;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zebu_disks::{Context, is_on_server};
-use zebu_store::points::PointName;
+use zebu_store::points::{PointName, PointsPlace};
 
 /// Formats of new files by the suffixes of their names.
 const SUFFIXES: [(&str, &str); 7] = [
@@ -122,13 +122,8 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
         })?,
     };
     let mut words: Vec<OsString> = ["restore", "-f", "raw", "-O", &format].map(OsString::from).to_vec();
-    let flags = [
-        (args.quiet, "-q"),
-        (args.progress, "-p"),
-        (args.compress, "-c"),
-        (target == Target::Device, "-n"),
-        (args.force && target == Target::File, "--force"),
-    ];
+    let flags =
+        [(args.quiet, "-q"), (args.progress, "-p"), (args.compress, "-c"), (target == Target::Device, "-n")];
     words.extend(flags.iter().filter(|(given, _)| *given).map(|(_, flag)| OsString::from(flag)));
     let numbers = args.parallel.map(|number| number.to_string());
     let values = [("-m", &numbers), ("-r", &args.rate), ("--output", &args.output)];
@@ -145,13 +140,64 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
     for options in &args.target_options {
         words.extend(["-o".into(), options.into()]);
     }
-    words.extend(["--".into(), args.store.to_string().into(), args.target.clone()]);
+    if let PointsPlace::Folder(folder) = args.store.place()
+        && let (Ok(folder), Ok(made)) = (folder.canonicalize(), Path::new(&args.target).canonicalize())
+        && made.starts_with(folder)
+    {
+        return Err(Failure::creating_name(&args.target, "it is a part of the store that is restored from"));
+    }
+    // What is replaced stays until all of the point is there.
+    let replacement =
+        (target == Target::File).then(|| Replacement::of(Path::new(&args.target))).transpose()?;
+    let made = replacement.as_ref().map_or_else(|| args.target.clone(), |new| new.path.clone().into());
+    words.extend(["--".into(), args.store.to_string().into(), made]);
     let mut line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
         Failure::usage(first.strip_prefix("error: ").unwrap_or(first).to_owned())
     })?;
-    convert::run(&mut line.convert, context)
+    let code = convert::run(&mut line.convert, context)?;
+    match replacement {
+        Some(new) if code == 0 => new.rename().map(|()| code),
+        _ => Ok(code),
+    }
+}
+
+/// A file that takes the place of another one when it is complete. Dropped before, it is removed.
+struct Replacement {
+    path: PathBuf,
+    place: PathBuf,
+}
+
+impl Replacement {
+    /// A new name beside `place`.
+    fn of(place: &Path) -> Result<Self, Failure> {
+        // A link stays one.
+        let fail = |error: std::io::Error| Failure::creating_name(place.as_os_str(), &error.to_string());
+        let place = std::fs::canonicalize(place).map_err(fail)?;
+        let mut name = OsString::from(".");
+        name.push(place.file_name().unwrap_or_default());
+        name.push(format!(".{}.restored", std::process::id()));
+        Ok(Self { path: place.with_file_name(name), place })
+    }
+
+    fn rename(self) -> Result<(), Failure> {
+        let fail = |error: std::io::Error| Failure::creating_name(self.place.as_os_str(), &error.to_string());
+        // As the file before, for those who may use it.
+        let before = std::fs::metadata(&self.place).map_err(fail)?;
+        std::fs::set_permissions(&self.path, before.permissions()).map_err(fail)?;
+        std::fs::File::open(&self.path).and_then(|file| file.sync_all()).map_err(fail)?;
+        std::fs::rename(&self.path, &self.place).map_err(fail)?;
+        let directory = self.place.parent().unwrap_or(Path::new("/"));
+        std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(fail)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        // After a rename there is nothing of that name.
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 fn by_suffix(name: &OsStr) -> Option<String> {

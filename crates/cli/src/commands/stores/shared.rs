@@ -28,11 +28,11 @@ pub(crate) struct KeepArgs {
     keep_daily: Option<u32>,
 
     /// Keep the last point of each of the last N weeks that have one
-    #[arg(long, value_name = "N", help_heading = KEEPING, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(hide_short_help = true, long, value_name = "N", help_heading = KEEPING, value_parser = clap::value_parser!(u32).range(1..))]
     keep_weekly: Option<u32>,
 
     /// Keep the last point of each of the last N months that have one
-    #[arg(long, value_name = "N", help_heading = KEEPING, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(hide_short_help = true, long, value_name = "N", help_heading = KEEPING, value_parser = clap::value_parser!(u32).range(1..))]
     keep_monthly: Option<u32>,
 }
 
