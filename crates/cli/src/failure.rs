@@ -286,6 +286,10 @@ fn remedy(error: &zebu::Error) -> String {
             Some(Remedy::SkipBrokenBitmaps) => " (--skip-broken-bitmaps, zebu bitmap --remove)",
             Some(Remedy::ClearBitmap) => " (zebu bitmap --clear)",
             Some(Remedy::RemoveBitmap) => " (zebu bitmap --remove)",
+            Some(Remedy::Unseal) if error.kind() == ErrorKind::Exists => {
+                " (--force takes the seal away all the same)"
+            }
+            Some(Remedy::Unseal) => " (zebu amend --unseal FILE)",
             _ => "",
         },
     };

@@ -60,8 +60,8 @@ impl Image {
         let message = if !self.snapshots().is_empty() {
             "internal snapshots of the image show parts of the backing file: delete them first, or keep it"
         } else if self.backing().is_some_and(|backing| backing.is_sealed()) {
-            "the backing file is sealed, and leads to the image as long as that stands on it: take the seal away first (zebu amend \
-             --unseal --force), or keep it"
+            "the backing file is sealed, and leads to the image as long as that stands on it: take the seal away first, or keep \
+             the backing file"
         } else if self.logical_sector_size() > SECTOR {
             "its partition table counts in the sectors that the backing file tells of, and qcow2 has no place for their size: keep \
              the backing file, or convert the image to VHDX"

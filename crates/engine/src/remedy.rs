@@ -45,6 +45,8 @@ pub enum Remedy {
     EnableBitmap,
     /// [`crate::OpenOptions::format`] with [`crate::Format::Raw`].
     NameFormatRaw,
+    /// The seal taken away: [`crate::jobs::unseal`]. Of [`crate::ErrorKind::Exists`], with [`crate::jobs::Unsealing::Force`].
+    Unseal,
     /// Another try once the disk has answered: until then, writes of a program that is gone may land.
     WaitForWrites,
 }

@@ -74,7 +74,7 @@ fn requests_beyond_the_burst_take_the_time_of_the_limit() {
     server.stop();
 }
 
-/// Whoever waits does so for hours, until the limit is changed.
+/// A request waits for hours, until the limit is changed.
 #[test]
 fn who_waits_holds_up_nobody_else_and_goes_when_the_limit_is_lifted() {
     let (scratch, server) = serve("--queues 2");

@@ -1,4 +1,4 @@
-//! What happens to one disk at once: forks, resets, checkpoints, backups, and its export's end.
+//! One disk under several things at once: forks, resets, checkpoints, backups, and the end of its export.
 
 use std::path::Path;
 use zebu_tests::nbd_client::Client;

@@ -39,7 +39,7 @@ pub(crate) enum Files {
     Sandboxed(Option<Opener>),
 }
 
-/// Whoever has added an export.
+/// The origin of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     CommandLine,
@@ -59,7 +59,7 @@ pub(crate) struct Served<'a> {
     /// Names of exports that are devices or files as well, which end with the server.
     pub(crate) fixed: Vec<String>,
     pub(crate) files: Files,
-    /// Whoever has added the exports, by their names.
+    /// The origins of the exports, by their names.
     pub(crate) origins: RefCell<BTreeMap<String, Origin>>,
     pub(crate) config: Option<Loaded>,
     /// Whether something is being added, removed or reloaded: one at a time.
@@ -87,7 +87,7 @@ pub(crate) struct NewExport<'a> {
 }
 
 impl Served<'_> {
-    /// Whoever has added an export, if there is one of that name.
+    /// The origin of an export, if there is one of that name.
     pub(crate) fn origin(&self, name: &str) -> Option<Origin> {
         self.origins.borrow().get(name).copied()
     }

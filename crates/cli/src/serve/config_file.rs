@@ -21,7 +21,7 @@ use zebu_export::Limits;
 /// Bytes of the largest file that is read.
 const LARGEST: u64 = 4 << 20;
 
-/// What a file says.
+/// The words of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ConfigFile {
     pub(crate) server: ServerPart,

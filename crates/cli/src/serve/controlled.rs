@@ -23,7 +23,7 @@ pub(crate) enum Listens {
 
 /// The subjects of requests: exports and their images.
 pub(crate) struct Controlled<'a> {
-    /// What comes and goes, and its limits.
+    /// Exports that come and go, and their limits.
     pub(crate) served: Served<'a>,
     /// The disks of the server.
     pub(crate) disks: Arc<Disks>,

@@ -61,7 +61,7 @@ impl std::fmt::Display for ForkError {
             write!(
                 f,
                 "; the image may be sealed all the same, and name the overlay '{}', which holds nothing: take the seal away once \
-                 the server has ended (zebu amend --unseal --force FILE)",
+                 the server has ended",
                 overlay.display()
             )?;
         }

@@ -4,7 +4,7 @@ use super::seals::{Overlay, find_overlay};
 use crate::error::format_error;
 use crate::open::flags;
 use crate::qcow2::read_tables::read_bytes;
-use crate::{Access, Error, ErrorKind, OpenOptions, Purpose, Result};
+use crate::{Access, Error, ErrorKind, OpenOptions, Purpose, Remedy, Result};
 use std::path::Path;
 use zebu_qcow2::header_edit::{seal, set_seal};
 use zebu_qcow2::{FormatError, Header};
@@ -13,9 +13,9 @@ use zebu_storage::{IoBuf, Worker};
 /// Images whose seal is taken away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsealing {
-    /// Those whose overlay is gone, or stands on something else.
+    /// An image whose overlay is gone, or stands on something else.
     Unused,
-    /// Any: an overlay that stands on the image is of no use once that is written.
+    /// Any image: an overlay that stands on the image is of no use once that is written.
     Force,
 }
 
@@ -30,11 +30,10 @@ pub async fn unseal(worker: &Worker, path: &Path, open: &OpenOptions, how: Unsea
         && let Some(Overlay::Found(overlay)) = find_overlay(worker, path, open).await?
     {
         let message = format!(
-            "the overlay '{}' stands on it and would be of no use once it is written: use that one, or delete it first (or take \
-             the seal away all the same by --force)",
+            "the overlay '{}' stands on it and would be of no use once it is written: use that one, or delete it first",
             overlay.display()
         );
-        return Err(Error::new(ErrorKind::Exists, message).on(path));
+        return Err(Error::new(ErrorKind::Exists, message).with_remedy(Remedy::Unseal).on(path));
     }
     let open = OpenOptions { access: Access::ReadWrite, purpose: Purpose::Io, ..open.clone() };
     let file = open.remote.open(path, &flags(&open)).map_err(|e| Error::from(e).on(path))?;

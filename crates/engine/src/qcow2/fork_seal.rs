@@ -3,7 +3,7 @@
 use crate::error::format_error;
 use crate::qcow2::header::block::OnFailure;
 use crate::qcow2::state::Qcow2;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Remedy, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ pub(crate) fn sealed_error(path: &Path, state: &SealState) -> Error {
         }
     };
     let message = format!(
-        "the image is sealed and only read: {named}. Use that one; if it is given up, take the seal away (zebu amend --unseal FILE)"
+        "the image is sealed and only read: {named}. Use that one; if it is given up, take the seal away"
     );
-    Error::new(ErrorKind::ReadOnly, message).on(path)
+    Error::new(ErrorKind::ReadOnly, message).with_remedy(Remedy::Unseal).on(path)
 }
 
 impl Qcow2 {

@@ -108,7 +108,7 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
-    /// Those of `limits` from now on. What is in a bucket stays there, as far as the new one holds it.
+    /// Follows `limits` from now on. What is in a bucket stays there, as far as the new one holds it.
     pub(crate) fn set(&mut self, limits: &Limits, now: Nanos) {
         for direction in Direction::BOTH {
             self.wait(direction, now);

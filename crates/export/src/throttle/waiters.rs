@@ -1,4 +1,4 @@
-//! Who is woken when requests may go, and who keeps the time.
+//! The requests that wait: the ones that are woken when they may go, and the one that keeps the time.
 //!
 //! One of those who wait is the keeper: it sleeps until the next request may go, and the others sleep until they are woken. The
 //! rule that nothing may break: as long as somebody waits, there is a keeper, and it knows the earliest time. So every change
@@ -21,7 +21,7 @@ pub(crate) enum Look {
     Until(Nanos),
 }
 
-/// Those who are to be woken, outside of any lock.
+/// Wakers to be called outside of any lock.
 #[must_use]
 #[derive(Debug, Default)]
 pub(crate) struct Woken(Vec<Waker>);
@@ -45,7 +45,7 @@ pub(crate) struct Waiters {
     pub(crate) queue: Queue,
     /// Without a waker until it looks for the first time.
     waiting: BTreeMap<Ticket, Option<Waker>>,
-    /// Those who may go and have not looked since.
+    /// Requests that may go and have not looked since.
     gone: HashSet<Ticket>,
     keeper: Option<Keeper>,
 }
