@@ -187,6 +187,11 @@ impl Error {
         self.kind() == ErrorKind::Corrupt && self.0.damaged == Damaged::Metadata
     }
 
+    /// Whether nothing was tried, because changes are refused: the image was closed, or is only read. Else something failed.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.kind(), ErrorKind::ReadOnly | ErrorKind::InvalidArgument)
+    }
+
     /// A choice of the caller that would let the request succeed, where there is one.
     pub fn remedy(&self) -> Option<&Remedy> {
         self.0.remedy.as_ref()

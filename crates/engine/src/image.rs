@@ -649,11 +649,16 @@ impl Image {
             }
             Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => Ok(()),
         };
-        match (flushed, self.0.closed()) {
-            (Err(_), Some(closed)) => closed.clone(),
-            // A fork has made durable what was written here.
-            (Err(_), None) if self.moved_to().is_some() => Ok(()),
-            (flushed, _) => flushed,
+        self.answer_of_flush(flushed)
+    }
+
+    /// The answer to a flush: that of the close, or success of the fork, that took place meanwhile and made the same writes durable,
+    /// if the flush came too late to do anything. One that failed by itself has failed.
+    pub(crate) fn answer_of_flush(&self, flushed: Result<()>) -> Result<()> {
+        match (&flushed, self.0.closed()) {
+            (Err(error), Some(closed)) if error.is_refusal() => closed.clone(),
+            (Err(error), None) if error.is_refusal() && self.moved_to().is_some() => Ok(()),
+            _ => flushed,
         }
     }
 

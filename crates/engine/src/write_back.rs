@@ -16,9 +16,7 @@ impl Image {
         let me = self.current();
         match &me.0.driver {
             Driver::Qcow2(qcow2) if qcow2.is_writable() => {
-                let written = Box::pin(qcow2.write_back(worker)).await;
-                // If the disk goes on elsewhere by now, all that was written here is durable.
-                if me.moved_to().is_some() { Ok(()) } else { written }
+                me.answer_of_flush(Box::pin(qcow2.write_back(worker)).await)
             }
             Driver::Qcow2(_) | Driver::Raw(_) | Driver::Foreign(_) => Ok(()),
         }

@@ -314,3 +314,52 @@ pub(crate) fn a_sealed_image_is_not_opened_for_writing() {
         })
         .unwrap();
 }
+
+/// A fork, or the close, of an image whose flush stands in the disk and then fails: both fail, whoever comes first.
+fn beside_a_flush_that_fails(end: impl AsyncFn(&SimWorld, &Worker, &Image) -> Result<(), String>) {
+    let setup = setup();
+    let world = setup.world(&setup.make(7), 7);
+    let workers = setup.make_workers(&world);
+    let image = setup.open(&world, &workers[0]).unwrap();
+    let write = async |byte: u8, durability| {
+        let bufs = IoBuf::copy_of(&[byte; 4096]).into();
+        image.write(&workers[0], 0, bufs, durability).await.0.unwrap();
+    };
+    world
+        .block_on(async {
+            write(1, Durability::Durable).await;
+            write(2, Durability::Volatile).await;
+        })
+        .unwrap();
+    let flushes = OpFilter::of(OpClass::Flush).on_file(TOP).by_worker(workers[1].id());
+    let fault = Fault::Fail { errno: Errno::IO.raw_os_error(), effect: FailedEffect::Nothing };
+    world.disk().set_faults(FaultPlan::none().with(FaultRule::new(flushes.clone(), fault).nth(0)));
+    let hold = world.hold(flushes);
+    let flush = workers[1].spawn({
+        let (image, on) = (image.clone(), workers[1].clone());
+        async move { image.flush(&on).await }
+    });
+    world.run_until_idle().unwrap();
+    assert!(!world.held(hold).is_empty(), "nothing was held: the test shows nothing");
+    let mut steps = 0;
+    let ended = world.block_on_watched(end(&world, &workers[0], &image), |_| {
+        steps += 1;
+        if steps == 2 {
+            world.release(hold);
+        }
+    });
+    assert!(steps > 2, "it did not wait for the flush: {ended:?}");
+    ended.unwrap().expect_err("the sync failed");
+    let error = world.block_on(flush).unwrap().expect_err("the sync failed");
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+}
+
+#[test]
+fn a_flush_that_fails_beside_a_fork_has_failed() {
+    beside_a_flush_that_fails(async |world, worker, image| fork_to(world, worker, image, OVERLAYS[0]).await);
+}
+
+#[test]
+fn a_flush_that_fails_beside_a_close_has_failed() {
+    beside_a_flush_that_fails(async |_, worker, image| image.close(worker).await.map_err(|e| e.to_string()));
+}
