@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use crate::process::output;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -13,10 +14,20 @@ pub fn root() -> PathBuf {
 
 /// Cargo, in the workspace.
 pub fn cargo() -> Command {
-    let mut command = Command::new("cargo");
-    command.current_dir(root());
-    // What `cargo run` sets for this process would choose its toolchain and directories for the child.
-    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
+    in_workspace("cargo")
+}
+
+/// A program that builds in the workspace, without the variables that `cargo run` has set for this process. They would choose its
+/// toolchain and directories, and have crates whose build scripts look at them be built anew, with all that stands on them.
+pub fn in_workspace(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root()).env_remove("RUSTUP_TOOLCHAIN");
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*name);
+        }
+    }
     command
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{output, run};
-use zebu_bench::workspace::{root, target_dir};
+use zebu_bench::workspace::{in_workspace, root, target_dir};
 
 /// Tests whose processes wait for each other, or who watch the whole machine.
 const WATCHED: &str = "group(watched) + group(alone)";
@@ -123,8 +123,7 @@ pub(crate) fn names() -> Outcome<Vec<String>> {
 }
 
 fn nextest(verb: &str) -> Outcome<Command> {
-    let mut command = Command::new(built_tools::nextest()?);
-    command.current_dir(root()).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
+    let mut command = in_workspace(built_tools::nextest()?);
     command.args(["nextest", verb, "--workspace", "--locked"]);
     Ok(command)
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use zebu_bench::Outcome;
 use zebu_bench::process::{find, output, run};
+use zebu_bench::workspace::cargo;
 
 /// The linker's script. Names that are not there are passed over, so that an old script costs memory only.
 const SCRIPT: &str = "crates/cli/startup.ld";
@@ -44,7 +45,7 @@ pub(crate) fn command() -> Outcome {
     if find("valgrind").is_none() {
         return Err("valgrind is missing: install it, it sees which functions run".to_owned());
     }
-    run(Command::new("cargo").args(["build", "--release", "--locked", "-p", "zebu-cli"]))?;
+    run(cargo().args(["build", "--release", "--locked", "-p", "zebu-cli"]))?;
     let program = std::env::current_dir().map_err(|e| e.to_string())?.join("target/release/zebu");
     let functions = functions(&program)?;
     let used = used(&program, &functions)?;

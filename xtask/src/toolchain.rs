@@ -12,7 +12,7 @@ const MUSL: &str = "x86_64-unknown-linux-musl";
 pub(crate) fn msrv_obstacle() -> Option<String> {
     let install = || {
         let version = rust_version()?;
-        if output(Command::new("cargo").args([format!("+{version}"), "--version".into()])).is_ok() {
+        if output(cargo().args([format!("+{version}"), "--version".into()])).is_ok() {
             return Ok(());
         }
         run(Command::new("rustup").args(["toolchain", "install", &version, "--profile", "minimal"]))

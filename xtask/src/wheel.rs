@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
 use zebu_bench::process::{output, run};
-use zebu_bench::workspace::{root, target_dir};
+use zebu_bench::workspace::{in_workspace, root, target_dir};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -78,10 +78,8 @@ pub(crate) fn obstacle() -> Option<String> {
 
 /// maturin, which makes a wheel in a folder.
 fn maturin(out: &Path) -> Outcome<Command> {
-    let mut command = Command::new(built_tools::environment(&TOOLS)?.join("bin/maturin"));
+    let mut command = in_workspace(built_tools::environment(&TOOLS)?.join("bin/maturin"));
     command.current_dir(root().join(PACKAGE)).env("PATH", built_tools::path_with(&TOOLS)?);
-    // What `cargo run` sets for this process would choose its toolchain and directories for the child.
-    command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO_MANIFEST_DIR");
     command.args(["build", "--locked", "--out"]).arg(out);
     command.arg("--target-dir").arg(target()?);
     Ok(command)
