@@ -6,7 +6,7 @@ use crate::process::{find, output, run};
 use crate::record::{Heading, Results, regressions};
 use crate::tables::{TABLES, Table, When};
 use crate::workspace::{cargo, root, target_dir};
-use crate::{Outcome, front, page};
+use crate::{Outcome, front, page, threads};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use std::cell::RefCell;
@@ -45,7 +45,7 @@ pub struct BenchArgs {
     /// results and page are in target/bench-results)
     #[arg(long)]
     save: bool,
-    /// Only write the page, and the README's figures, from what is saved in bench/results
+    /// Only write the page, and the figures of the README and of docs/threads.md, from what is saved in bench/results
     #[arg(long, conflicts_with_all = ["tables", "all", "save", "compare"])]
     page: bool,
     /// Name every figure that is worse than in these earlier results (a table's file, or a folder of them) by more than
@@ -87,11 +87,12 @@ pub fn command(args: &BenchArgs) -> Outcome {
     if failed.is_empty() { Ok(()) } else { Err(format!("not measured:\n  {}", failed.join("\n  "))) }
 }
 
-/// The page and the README's figures, from what is saved.
+/// The page, and the figures of the README and of `docs/threads.md`, from what is saved.
 fn publish(results: &Path) -> Outcome {
     let tables = Results::read_all(results)?;
     println!("{}", page::write(results, &tables)?.display());
-    front::write(&root().join("README.md"), results, &tables)
+    front::write(&root().join("README.md"), results, &tables)?;
+    threads::write(&root().join("docs/threads.md"), &tables)
 }
 
 /// The tables to be measured, and parts of the names of their rows (none: all).

@@ -3,7 +3,7 @@
 use crate::Outcome;
 use crate::metric::Metric;
 use crate::plot::{Bar, drawn};
-use crate::record::{Results, Row};
+use crate::record::{Results, find};
 use crate::stats::Summary;
 use crate::table::shown;
 use std::collections::BTreeSet;
@@ -87,13 +87,9 @@ pub(crate) fn write(readme: &Path, results: &Path, tables: &[Results]) -> Outcom
     std::fs::write(readme, new).map_err(said)
 }
 
-fn row<'a>(tables: &'a [Results], table: &str, name: &str) -> Option<&'a Row> {
-    tables.iter().find(|results| results.table == table)?.rows.iter().find(|row| row.row == name)
-}
-
 fn bars(tables: &[Results]) -> Vec<Bar> {
     let bar = |load: &Load, metric| {
-        let row = row(tables, load.table, load.row)?;
+        let row = find(tables, load.table, load.row)?;
         let ratio = row.pair(row.side(load.qemu)?, metric).advantage()?;
         let shown = ratio.shown();
         // The spread is drawn.
@@ -110,7 +106,7 @@ fn figures(tables: &[Results]) -> String {
         let cells = |of: &dyn Fn(&Load) -> Option<(&'static str, &'static str)>| {
             let median = |load: &Load| {
                 let (name, who) = of(load)?;
-                let values = row(tables, load.table, name)?.side(who)?.of(*metric)?;
+                let values = find(tables, load.table, name)?.side(who)?.of(*metric)?;
                 Some(shown(Summary::of(values).median))
             };
             let cells: Vec<String> =
@@ -158,7 +154,7 @@ mod tests {
         let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
         assert!(readme.contains(&figures(&tables)), "run `cargo xtask bench --page`");
         for load in LINES.iter().flat_map(|line| line.loads) {
-            let row = row(&tables, load.table, load.row).expect(load.row);
+            let row = find(&tables, load.table, load.row).expect(load.row);
             assert!(row.side("zebu").is_some() && row.side(load.qemu).is_some(), "{}", load.row);
         }
         assert!(LINES.len() <= 8);

@@ -1,7 +1,8 @@
 //! Measurements of zebu beside QEMU and others, and the programs that every measurement runs.
 //!
 //! A table (`tables`) is a list of rows; a row is one load and everyone who serves it; the runner (`run`) lets them take
-//! turns; the recorder (`record`) keeps their figures; the page (`page`) and the README (`front`) are written from these.
+//! turns; the recorder (`record`) keeps their figures; the page (`page`), the README (`front`) and
+//! `docs/threads.md` (`threads`) are written from these.
 
 pub mod ab;
 pub mod bench;
@@ -28,6 +29,7 @@ mod servers;
 mod stats;
 mod system_calls;
 mod tables;
+mod threads;
 mod web;
 
 /// The outcome of what can fail; an error is a text that says what to do.

@@ -194,6 +194,11 @@ impl Results {
     }
 }
 
+/// A row of one of the tables, by its name.
+pub(crate) fn find<'a>(tables: &'a [Results], table: &str, row: &str) -> Option<&'a Row> {
+    tables.iter().find(|results| results.table == table)?.rows.iter().find(|found| found.row == row)
+}
+
 /// The figures of zebu in `new` that are worse than in `old` by more than both spreads, in words.
 ///
 /// # Errors
