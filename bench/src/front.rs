@@ -3,12 +3,15 @@
 use crate::Outcome;
 use crate::metric::Metric;
 use crate::plot::{Bar, drawn};
+use crate::process::output;
 use crate::record::{Results, find};
 use crate::stats::Summary;
 use crate::table::shown;
+use crate::workspace::root;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
+use std::process::Command;
 
 const BEGIN: &str = "<!-- figures: written by `cargo xtask bench` -->";
 const END: &str = "<!-- end of figures -->";
@@ -73,6 +76,28 @@ const LINES: &[Line] = &[
     ] },
 ];
 
+/// Commits that figures may be behind the tree that shows them.
+pub const MOST_COMMITS_BEHIND: u64 = 200;
+
+/// How many commits are newer than the day of the README's oldest figures.
+///
+/// # Errors
+/// The results can't be read, or the tree has no history.
+pub fn commits_behind() -> Outcome<u64> {
+    let tables = Results::read_all(&root().join("bench/results"))?;
+    let dates = tables.iter().filter(is_shown).map(|results| &results.heading.date);
+    let oldest = dates.min().ok_or("no figure of the README is kept")?;
+    let since = format!("--since={oldest}T23:59:59Z");
+    let count =
+        output(Command::new("git").arg("-C").arg(root()).args(["rev-list", "--count", &since, "HEAD"]))?;
+    count.trim().parse().map_err(|e| format!("git rev-list: {e}"))
+}
+
+/// Whether the README shows a figure of a table.
+fn is_shown(results: &&Results) -> bool {
+    LINES.iter().flat_map(|line| line.loads).any(|load| load.table == results.table)
+}
+
 /// Writes the figures into the README, which has the markers, and the plot into `results`.
 pub(crate) fn write(readme: &Path, results: &Path, tables: &[Results]) -> Outcome {
     let said = |e: std::io::Error| format!("{}: {e}", readme.display());
@@ -118,9 +143,7 @@ fn figures(tables: &[Results]) -> String {
         let without = cells(&|load| load.without);
         let _ = writeln!(text, "| {name} | {zebu} | {qemu} | {without} |");
     }
-    let used =
-        |results: &&Results| LINES.iter().flat_map(|line| line.loads).any(|load| load.table == results.table);
-    let used: Vec<&Results> = tables.iter().filter(used).collect();
+    let used: Vec<&Results> = tables.iter().filter(is_shown).collect();
     let dates: BTreeSet<&str> = used.iter().map(|results| results.heading.date.as_str()).collect();
     let machines: BTreeSet<&str> = used.iter().map(|results| brief(&results.heading.machine)).collect();
     let joined = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join("; ");
@@ -146,7 +169,6 @@ fn brief(machine: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::root;
 
     #[test]
     fn the_readme_says_what_is_kept() {
@@ -158,6 +180,13 @@ mod tests {
             assert!(row.side("zebu").is_some() && row.side(load.qemu).is_some(), "{}", load.row);
         }
         assert!(LINES.len() <= 8);
+    }
+
+    #[test]
+    fn the_age_of_the_figures_is_known() {
+        if root().join(".git").exists() {
+            commits_behind().unwrap();
+        }
     }
 
     #[test]

@@ -7,13 +7,13 @@
 pub mod ab;
 pub mod bench;
 pub mod demo;
+pub mod front;
 pub mod lazy_boot;
 pub mod process;
 pub mod table;
 pub mod workspace;
 
 mod fio;
-mod front;
 mod images;
 mod lab;
 mod metric;

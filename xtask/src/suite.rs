@@ -21,6 +21,7 @@ use clap::Args;
 use std::process::Command;
 use std::time::Instant;
 use zebu_bench::Outcome;
+use zebu_bench::front;
 use zebu_bench::process::{output, run};
 use zebu_bench::workspace::cargo;
 use zebu_bench::workspace::root;
@@ -281,6 +282,15 @@ fn set_up() -> Outcome {
 
 fn lints() -> Outcome {
     zebu_source::prose::check()?;
+    match front::commits_behind() {
+        Ok(behind) if behind > front::MOST_COMMITS_BEHIND => {
+            println!(
+                "note: the README's figures are {behind} commits old: `cargo xtask bench --save` renews them"
+            );
+        }
+        Ok(_) => {}
+        Err(error) => println!("note: nobody knows how old the README's figures are: {error}"),
+    }
     // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
     for dir in ["fuzz", "bench/peers", wheel::PACKAGE] {
         output(cargo().current_dir(root().join(dir)).args([
