@@ -2,7 +2,7 @@
 
 use crate::notices::{Notice, Notices};
 use std::collections::HashMap;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu::jobs::{Cancel, ManifestIndex};
@@ -35,7 +35,7 @@ struct Layers(HashMap<PathBuf, Option<Arc<dyn Storage>>>);
 impl OpenRemote for Layers {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {
         Some(match self.0.get(name)? {
-            None => File::open(name, flags),
+            None => open_layer(name, flags),
             Some(disk) => File::from_storage(Arc::clone(disk), &name.to_string_lossy(), flags),
         })
     }
@@ -47,6 +47,23 @@ impl OpenRemote for Layers {
     fn open_reference(&self, name: &str, _flags: &OpenFlags) -> Result<File, IoError> {
         Err(IoError::of_file(Op::Open, IoErrorKind::Os(libc::EACCES), name))
     }
+}
+
+/// Opens a layer in a folder for reading; a link could lead out of the store.
+fn open_layer(name: &Path, flags: &OpenFlags) -> Result<File, IoError> {
+    let fail = |errno| IoError::of_file(Op::Open, IoErrorKind::Os(errno), name);
+    if flags.access != Access::ReadOnly {
+        return Err(fail(libc::EROFS));
+    }
+    let direct = if flags.direct { libc::O_DIRECT } else { 0 };
+    let mut open = std::fs::OpenOptions::new();
+    open.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | direct);
+    let opened = open.open(name).map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        let detail = (errno == libc::ELOOP).then_some("it is a link, and a store has none");
+        detail.into_iter().fold(fail(errno), IoError::with_detail)
+    })?;
+    File::from_descriptor(opened.into(), name, flags)
 }
 
 impl PointChain {

@@ -8,5 +8,7 @@ mod bitmap_matrix;
 mod checkpoints;
 mod live_backup;
 mod live_increments;
+mod point_faults;
+mod point_scene;
 mod points;
 mod restores;

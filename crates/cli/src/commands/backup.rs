@@ -90,6 +90,14 @@ pub(crate) struct BackupArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["source_snapshot", "force_share"])]
     bitmap: Option<String>,
 
+    /// For a store: add the bitmap although another one goes on from the last point
+    #[arg(hide_short_help = true, long, requires = "bitmap")]
+    create_bitmap: bool,
+
+    /// For a store: make a full point, which stands on no earlier one
+    #[arg(long)]
+    full: bool,
+
     /// Memory for buffers, at least 4M and 4 clusters
     #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
     buffer_memory: usize,
@@ -202,6 +210,9 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         return Err(Failure::usage(
             "--keep-last, --keep-daily, --keep-weekly and --keep-monthly are for stores (store:DIR/NAME)",
         ));
+    }
+    if args.full || args.create_bitmap {
+        return Err(Failure::usage("--full and --create-bitmap are for stores (store:DIR/NAME)"));
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };

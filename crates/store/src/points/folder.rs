@@ -15,7 +15,8 @@ const UNFINISHED: &str = "tmp";
 /// The end of the name of a small one.
 const UNNAMED: &str = ".part";
 /// Parts of a store.
-pub(super) const PARTS: [&str; 6] = ["points", "layers", "hashes", "claims", "marks", "verified"];
+pub(super) const PARTS: [&str; 7] =
+    ["points", "layers", "hashes", "claims", "marks", "verified", "damaged"];
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
 /// How often a name is tried for a file that somebody tidied away.
@@ -49,6 +50,23 @@ impl Folder {
         self.path.join(key)
     }
 
+    /// Refuses a store whose parts are links: what they lead to is not the store's.
+    pub(super) fn check(&self) -> Result<(), Failed> {
+        for part in PARTS.iter().chain(&[UNFINISHED]) {
+            match std::fs::symlink_metadata(self.at(part)) {
+                Ok(found) if !found.is_dir() => {
+                    let reason = format!("'{part}' is a link or a file, and must be a folder of the store itself");
+                    return Err((PointsErrorKind::Refused, reason));
+                }
+                Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                    return Err(io(&error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn prepare(&self) -> Result<(), Failed> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
@@ -66,6 +84,9 @@ impl Folder {
             Ok(file) if file.metadata().is_ok_and(|found| found.is_file()) => Ok(Some(file)),
             Ok(_) => Err((PointsErrorKind::Damaged, "it is no regular file".to_owned())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+                Err((PointsErrorKind::Damaged, "it is a link, and a store has none".to_owned()))
+            }
             Err(error) => Err(io(&error)),
         }
     }
@@ -146,9 +167,9 @@ impl Folder {
     }
 
     pub(super) fn replace(&self, key: &str, version: &str, bytes: &[u8]) -> Result<Wrote, Failed> {
-        let lock =
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.at("lock"));
-        let lock = lock.map_err(|error| io(&error))?;
+        let mut open = OpenOptions::new();
+        open.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let lock = open.open(self.at("lock")).map_err(|error| io(&error))?;
         flock(&lock, FlockOperation::LockExclusive).map_err(|error| io(&error.into()))?;
         match self.get(key)? {
             Some(found) if found.version == version => self.put(key, bytes).map(|()| Wrote::Done),
@@ -224,7 +245,12 @@ impl Folder {
     }
 
     pub(super) fn holder(&self, key: &str) -> Result<Holder, Failed> {
-        let Some(file) = self.open(key)? else { return Ok(Holder::Gone) };
+        let file = match self.open(key) {
+            Ok(Some(file)) => file,
+            // A link holds nothing.
+            Ok(None) | Err((PointsErrorKind::Damaged, _)) => return Ok(Holder::Gone),
+            Err(failed) => return Err(failed),
+        };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Holder::Gone),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(Holder::Alive),

@@ -1,13 +1,16 @@
 //! The manifest of a point: what it is of, and the layers that show its disk.
 
 use super::name::is_point;
-use super::sha::is_hash;
+use super::sha::{is_hash, of_bytes};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// The version of the layout that this program writes and reads.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// The most layers that a point stands on.
 pub const LAYERS_AT_MOST: usize = 256;
+/// Stands in for the digest of a manifest while the digest is made.
+const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The largest disk, in bytes: what a signed number can say.
 const LARGEST: u64 = i64::MAX as u64;
 
@@ -54,7 +57,7 @@ pub(super) fn hashes_key(sha256: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Point {
-    /// Of the layout: 1.
+    /// Of the layout: 2.
     pub version: u32,
     /// Its place in the order of points, whatever the clock said: from 1 on.
     pub sequence: u64,
@@ -98,10 +101,17 @@ impl Point {
         self.layers.first()
     }
 
+    /// The text of its manifest, with the digest.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        text.push(b'\n');
-        text
+        let signed = Signed { point: Cow::Borrowed(self), digest: NO_DIGEST.to_owned() };
+        let mut text = serde_json::to_string_pretty(&signed).unwrap_or_default();
+        text.push('\n');
+        let digest = of_bytes(text.as_bytes());
+        // It is the last of the fields.
+        if let Some(at) = text.rfind(NO_DIGEST) {
+            text.replace_range(at..at + NO_DIGEST.len(), &digest);
+        }
+        text.into_bytes()
     }
 
     /// Reads the manifest of the point of this sequence.
@@ -121,10 +131,13 @@ impl Point {
                 versioned.version
             ));
         }
-        let point: Self = serde_json::from_slice(bytes)
+        let Signed { point, digest } = serde_json::from_slice(bytes)
             .map_err(|error| format!("it is no manifest of a point ({error})"))?;
+        if !is_hash(&digest) || digest_of(bytes, &digest).as_ref() != Some(&digest) {
+            return Err("its text is not what its digest says".to_owned());
+        }
         point.check(sequence)?;
-        Ok(point)
+        Ok(point.into_owned())
     }
 
     fn check(&self, sequence: u64) -> Result<(), String> {
@@ -161,11 +174,33 @@ impl Point {
     }
 }
 
+/// A point and the digest of its manifest's text.
+#[derive(Serialize, Deserialize)]
+struct Signed<'a> {
+    #[serde(flatten)]
+    point: Cow<'a, Point>,
+    digest: String,
+}
+
+/// The digest of a text that has `digest` once: that of the text with zeroes in its place. `None`: it has it never or twice.
+fn digest_of(bytes: &[u8], digest: &str) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let (before, after) = text.split_once(digest)?;
+    (!after.contains(digest)).then(|| of_bytes([before, NO_DIGEST, after].concat().as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    pub(super) fn point() -> Point {
+    /// A manifest that somebody else has changed, and given the digest that fits.
+    fn with_digest(text: &str) -> String {
+        let start = text.find("\"digest\": \"").unwrap() + "\"digest\": \"".len();
+        let none = [&text[..start], NO_DIGEST, &text[start + NO_DIGEST.len()..]].concat();
+        none.replace(NO_DIGEST, &of_bytes(none.as_bytes()))
+    }
+
+    fn point() -> Point {
         let layer = |digit: &str| Layer {
             sha256: digit.repeat(64),
             size: 10,
@@ -173,7 +208,7 @@ mod tests {
             hashes_size: 5,
         };
         Point {
-            version: 1,
+            version: VERSION,
             sequence: 3,
             name: "20261129T150102Z-3".to_owned(),
             time: 1_795_964_462,
@@ -197,7 +232,7 @@ mod tests {
         let text = String::from_utf8(point().to_bytes()).unwrap();
         let layer = "a".repeat(64);
         for (from, to, word) in [
-            ("\"version\": 1", "\"version\": 2", "version 2"),
+            ("\"version\": 2", "\"version\": 3", "version 3"),
             ("\"sequence\": 3", "\"sequence\": 4", "sequence"),
             ("20261129T150102Z-3", "../x", "name"),
             (layer.as_str(), "../../etc/passwd", "SHA-256"),
@@ -210,7 +245,7 @@ mod tests {
             ("\"size\": 10", "\"size\": 18446744073709551615", "range"),
         ] {
             assert!(text.contains(from), "{from}");
-            let error = Point::parse(text.replace(from, to).as_bytes(), 3).unwrap_err();
+            let error = Point::parse(with_digest(&text.replace(from, to)).as_bytes(), 3).unwrap_err();
             assert!(error.contains(word), "{to}: {error}");
         }
         let mut long = point();
@@ -221,5 +256,26 @@ mod tests {
         for len in 0..text.len() - 2 {
             assert!(Point::parse(&text.as_bytes()[..len], 3).is_err());
         }
+    }
+
+    #[test]
+    fn no_changed_byte_goes_unseen() {
+        let text = point().to_bytes();
+        assert_eq!(with_digest(std::str::from_utf8(&text).unwrap()).as_bytes(), text);
+        for at in 0..text.len() {
+            for bit in 0..8 {
+                let mut wrong = text.clone();
+                wrong[at] ^= 1 << bit;
+                assert!(Point::parse(&wrong, 3).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+        let text = String::from_utf8(text).unwrap();
+        let swapped = text.replace(&"a".repeat(64), "x").replace(&"b".repeat(64), &"a".repeat(64));
+        let swapped = swapped.replace("\"x\"", &format!("\"{}\"", "b".repeat(64)));
+        for wrong in [text.replace("1795964462", "1795964463"), swapped, text.replace("\n", "")] {
+            assert!(Point::parse(wrong.as_bytes(), 3).unwrap_err().contains("digest"), "{wrong}");
+        }
+        let none = text[..text.find(",\n  \"digest\"").unwrap()].to_owned() + "}";
+        assert!(Point::parse(none.as_bytes(), 3).unwrap_err().contains("digest"));
     }
 }

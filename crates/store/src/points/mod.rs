@@ -17,6 +17,7 @@ mod point_store;
 mod prune;
 mod sha;
 mod unique;
+mod verified;
 
 pub use calendar::{compact_time, readable_time};
 pub use claim::Claim;
@@ -27,3 +28,4 @@ pub use manifest::{LAYERS_AT_MOST, Layer, Point};
 pub use name::{PointName, PointsPlace};
 pub use point_store::{Layered, ObjectState, PointStore};
 pub use prune::{Forgotten, Locks, Pruned};
+pub use verified::KnownDamage;

@@ -39,7 +39,11 @@ impl Place {
     pub(super) fn open(name: &PointName, http: &HttpOptions) -> Result<Self, PointsError> {
         let name = name.store();
         let kind = match name.place() {
-            PointsPlace::Folder(path) => Kind::Folder(Folder::new(path)),
+            PointsPlace::Folder(path) => {
+                let folder = Folder::new(path);
+                folder.check().map_err(|(kind, reason)| PointsError::new(kind, &name, "", &reason))?;
+                Kind::Folder(folder)
+            }
             PointsPlace::Objects(prefix) => Kind::Objects(Box::new(
                 Objects::new(prefix, http)
                     .map_err(|(kind, reason)| PointsError::new(kind, &name, "", &reason))?,
@@ -74,6 +78,19 @@ impl Place {
 
     pub(super) fn get(&self, key: &str) -> Result<Option<Document>, PointsError> {
         both!(self, key, place => place.get(key))
+    }
+
+    /// The same, with the reason where the object is there and is none that can be read.
+    pub(super) fn document(&self, key: &str) -> Result<Result<Option<Document>, String>, PointsError> {
+        let found = match &*self.kind {
+            Kind::Folder(folder) => folder.get(key),
+            Kind::Objects(objects) => objects.get(key),
+        };
+        match found {
+            Ok(document) => Ok(Ok(document)),
+            Err((PointsErrorKind::Damaged, reason)) => Ok(Err(reason)),
+            Err(failed) => Err(self.failed(key, failed)),
+        }
     }
 
     pub(super) fn create(&self, key: &str, bytes: &[u8]) -> Result<Wrote, PointsError> {

@@ -11,7 +11,6 @@ use super::sha::{Hasher, is_hash};
 use super::unique::now;
 use crate::name::StoreName;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
@@ -39,6 +38,8 @@ pub enum ObjectState {
     Whole,
     /// It is not there.
     Missing,
+    /// It is a link, or something else that is no regular file.
+    NoFile,
     /// It has another length: bytes.
     Length(u64),
     /// It has other bytes.
@@ -50,6 +51,7 @@ impl fmt::Display for ObjectState {
         match self {
             Self::Whole => f.write_str("it is whole"),
             Self::Missing => f.write_str("it is missing, and a point names it"),
+            Self::NoFile => f.write_str("it is a link or no regular file, and a store has neither"),
             Self::Length(found) => write!(f, "it has {found} bytes, not as many as a point says"),
             Self::Differs => f.write_str("its bytes are not those that its name says"),
         }
@@ -62,21 +64,42 @@ struct Marked {
     kind: String,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Verified {
-    time: u64,
-}
-
 /// A store of points.
 #[derive(Debug, Clone)]
 pub struct PointStore {
     pub(super) place: Place,
 }
 
+/// A manifest that can't be read.
+pub(super) struct DamagedPoint {
+    pub(super) key: String,
+    /// That of its name; none: no point's manifest has such a name.
+    sequence: Option<u64>,
+    pub(super) error: PointsError,
+}
+
+impl DamagedPoint {
+    fn new(place: &Place, key: &str, sequence: Option<u64>, reason: &str) -> Self {
+        let remedy = match sequence {
+            Some(sequence) => format!("'zebu forget {}@{sequence:08}' gives that point up", place.name),
+            None => "remove it".to_owned(),
+        };
+        let error = place.damaged(key, &format!("{reason} ({remedy})"));
+        Self { key: key.to_owned(), sequence, error }
+    }
+
+    /// Whether `name` is the number in its key, or ends with its sequence as its own name did.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        self.sequence.is_some_and(|sequence| {
+            name == format!("{sequence:08}") || name.ends_with(&format!("Z-{sequence}"))
+        })
+    }
+}
+
 /// Points of a store, and what is wrong with others.
 pub(super) struct Found {
     pub(super) points: Vec<Point>,
-    pub(super) damaged: Vec<PointsError>,
+    pub(super) damaged: Vec<DamagedPoint>,
 }
 
 impl PointStore {
@@ -93,27 +116,41 @@ impl PointStore {
         Err(place.failed("", (PointsErrorKind::NotFound, reason)))
     }
 
+    /// Opens a store; `None`: it is not there, and can be made.
+    ///
+    /// # Errors
+    /// As of [`PointStore::open`]; the folder holds something else.
+    pub fn find(name: &PointName, http: &HttpOptions) -> Result<Option<Self>, PointsError> {
+        let place = Place::open(name, http)?;
+        if Self::is_there(&place)? {
+            return Ok(Some(Self { place }));
+        }
+        if let Some(folder) = place.folder()
+            && std::fs::read_dir(folder).is_ok_and(|mut entries| {
+                // A store that was being made when it was cut off has its folders alone.
+                entries
+                    .any(|entry| entry.is_ok_and(|entry| !entry.file_type().is_ok_and(|kind| kind.is_dir())))
+            })
+        {
+            let reason = "the folder holds something else: give another name".to_owned();
+            return Err(place.failed("", (PointsErrorKind::Refused, reason)));
+        }
+        Ok(None)
+    }
+
     /// Opens a store, which is made if it is not there.
     ///
     /// # Errors
-    /// As of [`PointStore::open`]; it can't be made.
+    /// As of [`PointStore::find`]; it can't be made.
     pub fn open_or_create(name: &PointName, http: &HttpOptions) -> Result<Self, PointsError> {
-        let place = Place::open(name, http)?;
-        if !Self::is_there(&place)? {
-            if let Some(folder) = place.folder()
-                && std::fs::read_dir(folder).is_ok_and(|mut entries| {
-                    // A store that was being made when it was cut off has its folders alone.
-                    entries.any(|entry| entry.is_ok_and(|entry| !entry.path().is_dir()))
-                })
-            {
-                let reason = "the folder holds something else: give another name".to_owned();
-                return Err(place.failed("", (PointsErrorKind::Refused, reason)));
-            }
-            place.prepare()?;
-            let mark = Marked { version: VERSION, kind: "points".to_owned() };
-            // Another may have been faster.
-            place.create(MARK, &serde_json::to_vec(&mark).unwrap_or_default())?;
+        if let Some(store) = Self::find(name, http)? {
+            return Ok(store);
         }
+        let place = Place::open(name, http)?;
+        place.prepare()?;
+        let mark = Marked { version: VERSION, kind: "points".to_owned() };
+        // Another may have been faster.
+        place.create(MARK, &serde_json::to_vec(&mark).unwrap_or_default())?;
         Ok(Self { place })
     }
 
@@ -141,22 +178,21 @@ impl PointStore {
             let key = format!("points/{name}");
             let sequence = name.strip_suffix(".json").and_then(|number| number.parse::<u64>().ok());
             let Some(sequence) = sequence.filter(|sequence| Point::key_of(*sequence) == key) else {
-                found.damaged.push(self.place.damaged(&key, "it is not the name of a point's manifest"));
+                let reason = "it is not the name of a point's manifest";
+                found.damaged.push(DamagedPoint::new(&self.place, &key, None, reason));
                 continue;
             };
-            let document = match self.place.get(&key) {
-                Ok(Some(document)) => document,
+            let point = match self.place.document(&key)? {
+                Ok(Some(document)) => Point::parse(&document.bytes, sequence),
                 // It was forgotten meanwhile.
                 Ok(None) => continue,
-                Err(error) if error.kind() == PointsErrorKind::Damaged => {
-                    found.damaged.push(error);
-                    continue;
-                }
-                Err(error) => return Err(error),
+                Err(reason) => Err(reason),
             };
-            match Point::parse(&document.bytes, sequence) {
+            match point {
                 Ok(point) => found.points.push(point),
-                Err(reason) => found.damaged.push(self.place.damaged(&key, &reason)),
+                Err(reason) => {
+                    found.damaged.push(DamagedPoint::new(&self.place, &key, Some(sequence), &reason));
+                }
             }
         }
         found.points.sort_by_key(|point| point.sequence);
@@ -168,7 +204,8 @@ impl PointStore {
     /// # Errors
     /// The store can't be read.
     pub fn points(&self) -> Result<(Vec<Point>, Vec<PointsError>), PointsError> {
-        self.found().map(|found| (found.points, found.damaged))
+        let found = self.found()?;
+        Ok((found.points, found.damaged.into_iter().map(|damaged| damaged.error).collect()))
     }
 
     /// The point of that name; `None` is the newest.
@@ -181,11 +218,11 @@ impl PointStore {
         let found = match name {
             Some(name) => points.into_iter().find(|point| point.name == name),
             // One that can't be read may be newer.
-            None if !damaged.is_empty() => return Err(damaged[0].clone()),
+            None if !damaged.is_empty() => return Err(damaged[0].error.clone()),
             None => points.into_iter().next_back(),
         };
         found.ok_or_else(|| {
-            let hint = damaged.first().map_or_else(String::new, |error| format!("; {error}"));
+            let hint = damaged.first().map_or_else(String::new, |damaged| format!("; {}", damaged.error));
             let reason = match name {
                 Some(name) => {
                     format!("there is no point '{name}' among its {count} ('zebu points' lists them){hint}")
@@ -325,7 +362,12 @@ impl PointStore {
     /// # Errors
     /// The store can't be read.
     pub fn examine(&self, key: &str, size: u64) -> Result<ObjectState, PointsError> {
-        let Some(length) = self.place.length(key)? else { return Ok(ObjectState::Missing) };
+        let length = match self.place.length(key) {
+            Ok(Some(length)) => length,
+            Ok(None) => return Ok(ObjectState::Missing),
+            Err(error) if error.kind() == PointsErrorKind::Damaged => return Ok(ObjectState::NoFile),
+            Err(error) => return Err(error),
+        };
         if length != size {
             return Ok(ObjectState::Length(length));
         }
@@ -339,31 +381,5 @@ impl PointStore {
         let name = key.rsplit('/').next().and_then(|name| name.split('.').next()).unwrap_or_default();
         let is_that = is_hash(name) && hasher.finish() == name;
         Ok(if is_that { ObjectState::Whole } else { ObjectState::Differs })
-    }
-
-    /// Notes that a point was verified now.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn note_verified(&self, point: &Point) -> Result<(), PointsError> {
-        let bytes = serde_json::to_vec(&Verified { time: now() }).unwrap_or_default();
-        self.place.put(&format!("verified/{}.json", point.name), &bytes)
-    }
-
-    /// Times of the last verification of points, by their names: seconds after the beginning of 1970.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn verified(&self) -> Result<HashMap<String, u64>, PointsError> {
-        let mut all = HashMap::new();
-        for (name, _) in self.place.list("verified")? {
-            let Some(point) = name.strip_suffix(".json") else { continue };
-            // A note that can't be read is none.
-            let Some(document) = self.place.get(&format!("verified/{name}"))? else { continue };
-            if let Ok(Verified { time }) = serde_json::from_slice(&document.bytes) {
-                all.insert(point.to_owned(), time);
-            }
-        }
-        Ok(all)
     }
 }

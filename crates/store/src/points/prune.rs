@@ -8,9 +8,10 @@ use super::error::{PointsError, PointsErrorKind};
 use super::keep::{Keep, kept};
 use super::manifest::{Point, hashes_key, layer_key};
 use super::object::Holder;
-use super::point_store::{Found, PointStore};
+use super::point_store::{DamagedPoint, Found, PointStore};
 use super::sha::is_hash;
 use super::unique::new_id;
+use super::verified::note_of;
 use std::collections::HashSet;
 
 /// The most objects that a mark names.
@@ -23,6 +24,8 @@ pub struct Forgotten {
     pub removed: Vec<String>,
     /// Names of those that stay.
     pub kept: Vec<String>,
+    /// What is wrong with manifests that can't be read, which stay, too.
+    pub damaged: Vec<PointsError>,
 }
 
 /// Claims and marks of work that may be cut off.
@@ -43,41 +46,54 @@ pub struct Pruned {
     pub bytes: u64,
     /// Processes whose unfinished work kept objects, with their hosts.
     pub unfinished: Vec<String>,
+    /// Objects that no point names, and that stay because a manifest that can't be read may name them.
+    pub spared_objects: u64,
+    /// Their bytes.
+    pub spared_bytes: u64,
 }
 
 impl PointStore {
     /// Forgets the points that no rule keeps; if `only` is given, that point instead. Their layers stay until a prune.
     ///
+    /// Rules count the points that can be read. One whose manifest is damaged goes by its number alone, as `00000007`.
+    ///
     /// # Errors
-    /// A manifest is damaged; there is no such point; the store's.
+    /// There is no such point; the store's.
     pub fn forget(&self, keep: &Keep, only: Option<&str>) -> Result<Forgotten, PointsError> {
-        let points = self.whole()?;
+        let Found { points, mut damaged } = self.found()?;
+        let mut forgotten = Forgotten::default();
+        if let Some(only) = only
+            && points.iter().all(|point| point.name != only)
+        {
+            let Some(at) = damaged.iter().position(|damaged| damaged.is_called(only)) else {
+                return self.point(Some(only)).map(|_| forgotten);
+            };
+            self.place.delete(&damaged.remove(at).key)?;
+            forgotten.removed.push(only.to_owned());
+        }
         let times: Vec<u64> = points.iter().map(|point| point.time).collect();
         let stays = match only {
-            Some(only) => {
-                self.point(Some(only))?;
-                points.iter().map(|point| point.name != only).collect()
-            }
+            Some(only) => points.iter().map(|point| point.name != only).collect(),
             None if keep.is_empty() => vec![true; points.len()],
             None => kept(&times, keep),
         };
-        let mut forgotten = Forgotten::default();
         for (point, stays) in points.into_iter().zip(stays) {
             if stays {
                 forgotten.kept.push(point.name);
                 continue;
             }
             self.place.delete(&point.key())?;
-            self.place.delete(&format!("verified/{}.json", point.name))?;
+            self.forget_verified(&point)?;
             forgotten.removed.push(point.name);
         }
+        forgotten.damaged = errors_of(damaged);
         Ok(forgotten)
     }
 
     /// All points, of which none is damaged.
     fn whole(&self) -> Result<Vec<Point>, PointsError> {
         let Found { points, mut damaged } = self.found()?;
-        match damaged.pop() {
+        match damaged.pop().map(|damaged| damaged.error) {
             None => Ok(points),
             Some(error) => Err(PointsError::new(
                 PointsErrorKind::Damaged,
@@ -93,10 +109,11 @@ impl PointStore {
         Ok(self.whole()?.iter().flat_map(|point| keys_of(&point.layers)).collect())
     }
 
-    /// Removes objects that no point and no unfinished work names, and what cut off work has left.
+    /// Removes objects that no point and no unfinished work names, and what cut off work has left. While a manifest is damaged,
+    /// no object goes.
     ///
     /// # Errors
-    /// A manifest is damaged; the store's.
+    /// The store's.
     pub fn prune(&self, locks: Locks) -> Result<Pruned, PointsError> {
         self.remove_stale(locks)?;
         // Objects first: what comes later is no candidate.
@@ -110,7 +127,8 @@ impl PointStore {
                 }
             }
         }
-        let named = self.named()?;
+        let Found { points, damaged } = self.found()?;
+        let named: HashSet<String> = points.iter().flat_map(|point| keys_of(&point.layers)).collect();
         let claims = listed(&self.place, "claims")?;
         self.place.tidy()?;
         let claimed: HashSet<&String> = claims.iter().flat_map(|(_, claim)| &claim.objects).collect();
@@ -118,6 +136,15 @@ impl PointStore {
         let mut pruned = Pruned::default();
         for (_, claim) in claims.iter().filter(|(key, _)| !key.contains('-')) {
             pruned.unfinished.push(claim.by.clone());
+        }
+        if !damaged.is_empty() {
+            pruned.spared_objects = objects.len() as u64;
+            pruned.spared_bytes = objects.iter().map(|(_, size)| size).sum();
+            return Ok(pruned);
+        }
+        let notes: HashSet<String> = named.iter().filter_map(|key| note_of(key)).collect();
+        for note in self.known_damage()?.notes().difference(&notes) {
+            self.place.delete(note)?;
         }
         for some in objects.chunks(MARKED_AT_ONCE) {
             self.sweep(some, &mut pruned)?;
@@ -161,4 +188,8 @@ impl PointStore {
         }
         Ok(())
     }
+}
+
+fn errors_of(damaged: Vec<DamagedPoint>) -> Vec<PointsError> {
+    damaged.into_iter().map(|damaged| damaged.error).collect()
 }

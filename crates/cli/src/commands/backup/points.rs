@@ -1,7 +1,10 @@
 //! `zebu backup` to a store: the next point, with what changed since the last one.
 
+mod base;
+
+use self::base::{Base, Choice, Marks, choose, marks, stand_on};
 use super::{BackupArgs, options};
-use crate::commands::stores::shared::{open_layers, tell_damaged};
+use crate::commands::stores::shared::{tell_damaged, texts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
 use crate::output::{json, stderr, stdout};
@@ -12,16 +15,19 @@ use crate::unreadable;
 use crate::values::OutputFormat;
 use crate::watch::Watch;
 use serde::Serialize;
-use zebu::jobs::{BackupIdentity, BackupOptions, BackupReport, BitmapUse, PreviousBackup, backup};
-use zebu::{Access, BackupId, CacheMode, Compression, Image};
+use zebu::jobs::{BackupIdentity, BackupReport, BitmapUse, backup};
+use zebu::{Access, CacheMode, Compression, ErrorKind, Image};
 use zebu_disks::Context;
 use zebu_disks::packed::{Order, Reader};
-use zebu_store::points::{
-    Claim, LAYERS_AT_MOST, Point, PointName, PointStore, PointsErrorKind, readable_time,
-};
+use zebu_store::points::{Claim, Layer, Point, PointName, PointStore, PointsErrorKind, readable_time};
 
 /// How often a point is begun anew because its base went meanwhile.
 const TRIES: u32 = 5;
+/// The exit code where the point is published, and something that was to follow failed.
+const PUBLISHED: u8 = 3;
+
+/// The file of hashes of a layer that is being made.
+const HASHES: &str = "layer.hashes";
 
 /// How a point came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -33,6 +39,17 @@ enum Way {
     Bitmap,
     /// All of the disk was read, and what differs from the last point stored.
     Scan,
+}
+
+impl Way {
+    /// The file of a layer that is being made so. One that was begun another way is none to go on with.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Full => "full.qcow2",
+            Self::Bitmap => "increment.qcow2",
+            Self::Scan => "compared.qcow2",
+        }
+    }
 }
 
 /// The JSON report. Figures are bytes.
@@ -54,12 +71,12 @@ struct Report {
     unreadable: u64,
     added: u64,
     forgotten: Vec<String>,
-}
-
-/// The point that the next one stands on.
-struct Base {
-    point: Point,
-    id: Option<BackupId>,
+    /// Manifests of other points that can't be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    damaged: Vec<String>,
+    /// Why not all was done that was to follow the point, which is published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
 }
 
 /// A point that is made and not published yet.
@@ -68,6 +85,15 @@ struct Made {
     point: Point,
     way: Way,
     reason: Option<String>,
+}
+
+/// A point that is published, and what followed it.
+struct Published {
+    made: Made,
+    point: Point,
+    forgotten: Vec<String>,
+    damaged: Vec<String>,
+    failed: Option<String>,
 }
 
 /// Runs the command.
@@ -84,22 +110,63 @@ pub(super) fn run(args: &BackupArgs, context: &Context, name: &PointName) -> Res
         session.read_uncached();
     }
     let mut watch = Watch::start(args.progress.beside(args.output).mode(args.quiet))?;
-    let store = PointStore::open_or_create(name, &context.disks.remote.http_options())?;
+    let http = context.disks.remote.http_options();
+    // A source may have to be unpacked first.
+    PointStore::find(name, &http)?;
     let reader = || Ok(Reader { order: Order::Any, target_size: None });
     args.packed.prepare(context, &mut spec, &[], reader, &watch)?;
-    let published = session.with_image(&spec, |image| {
+    let (store, made, point) = session.with_image(&spec, |image| {
         warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
+        check_source(args, image)?;
+        // Nothing is made for a source that can't be had.
+        let store = PointStore::open_or_create(name, &http)?;
         let made = next_point(args, &session, &store, image, &watch);
         watch.finish();
-        made
-    });
-    let (made, point) = published?;
+        made.map(|(made, point)| (store, made, point))
+    })?;
     if let Some(source) = source {
         source.clean_up();
     }
-    let forgotten =
-        if args.keep.is_given() { store.forget(&args.keep.rules(), None)?.removed } else { Vec::new() };
-    tell(args, context, made, point, forgotten)
+    tell(args, context, follow(args, &store, made, point))
+}
+
+/// Does what is to follow a point.
+fn follow(args: &BackupArgs, store: &PointStore, made: Made, point: Point) -> Published {
+    let mut published = Published { made, point, forgotten: Vec::new(), damaged: Vec::new(), failed: None };
+    if !args.keep.is_given() {
+        // They were told of before.
+        published.damaged = store.points().map(|(_, damaged)| texts(&damaged)).unwrap_or_default();
+        return published;
+    }
+    match store.forget(&args.keep.rules(), None) {
+        Ok(forgotten) => {
+            published.forgotten = forgotten.removed;
+            published.damaged = texts(&forgotten.damaged);
+            if let Some(first) = published.damaged.first() {
+                published.failed = Some(format!("the rules do not count what can't be read: {first}"));
+            }
+        }
+        Err(error) => published.failed = Some(format!("points were not forgotten: {error}")),
+    }
+    published
+}
+
+/// Refuses a source of which no point can be made, before there is a store.
+fn check_source(args: &BackupArgs, image: &Image) -> Result<(), Failure> {
+    let refuse = |reason: &str| {
+        Err(Failure::new(format!("error while reading the source: {}: {reason}", image.path().display())))
+    };
+    if image.is_chain_encrypted() && !args.decrypt {
+        return refuse("the disk is encrypted, and a backup of it would hold its plain text (--decrypt allows it)");
+    }
+    match image.info()?.qcow2 {
+        _ if args.bitmap.is_none() => Ok(()),
+        None => refuse("the format raw has no bitmaps (leave --bitmap out)"),
+        Some(qcow2) if qcow2.version < 3 => {
+            refuse("version 2 of qcow2 has no bitmaps (leave --bitmap out, or zebu amend -o compat=1.1)")
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// Refuses what a point can't have, before anything is opened.
@@ -132,16 +199,20 @@ fn next_point(
     let mut tries = 1;
     loop {
         let (points, damaged) = store.points()?;
-        tell_damaged(context, &damaged);
-        let (base, reason) = base_of(args, session, store, image, points);
-        let mut claim = match store.claim(base.as_ref().map(|base| &base.point)) {
+        if tries == 1 {
+            tell_damaged(context, &damaged);
+        }
+        let choice = choose(args, session, store, image, points)?;
+        let bitmap = args.bitmap.as_deref().map(|bitmap| marks(args, image, bitmap, &choice)).transpose()?;
+        let mut claim = match store.claim(choice.base.as_ref().map(|base| &base.point)) {
             Err(error) if error.kind() == PointsErrorKind::Busy && tries < TRIES => {
                 tries += 1;
                 continue;
             }
             claim => claim?,
         };
-        let made = make(args, session, store, image, (base, reason), &mut claim, watch).and_then(|made| {
+        let made = Making { args, session, store, image, watch };
+        let made = made.run(choice, bitmap, &mut claim).and_then(|made| {
             let lost = |key: &str| {
                 stderr::tell(
                     context.dialect,
@@ -159,143 +230,134 @@ fn next_point(
     }
 }
 
-/// The point to go on from, or why there is none.
-fn base_of(
-    args: &BackupArgs,
-    session: &Session,
-    store: &PointStore,
-    image: &Image,
-    mut points: Vec<Point>,
-) -> (Option<Base>, Option<String>) {
-    let Some(point) = points.pop() else { return (None, None) };
-    let name = &point.name;
-    let size = image.virtual_size();
-    if point.disk_size != size {
-        let reason = format!("the disk has {size} bytes, that of point {name} {}", point.disk_size);
-        return (None, Some(reason));
-    }
-    if point.cluster_size != args.cluster_size {
-        return (None, Some(format!("point {name} has clusters of {} bytes", point.cluster_size)));
-    }
-    if point.layers.len() >= LAYERS_AT_MOST {
-        let count = point.layers.len();
-        return (None, Some(format!("point {name} stands on {count} layers ('zebu compact' merges them)")));
-    }
-    match open_layers(session.context(), session.worker(), store, &point.layers) {
-        Ok((found, _)) => {
-            let id = found.backup_id();
-            // Nothing was written.
-            let _ = session.close(&found, Access::ReadOnly);
-            (Some(Base { point, id }), None)
+/// A layer that was made, or why it has to be made another way.
+enum Tried {
+    Made(BackupReport),
+    /// The bitmap does not tell the truth.
+    NotByBitmap(String),
+    /// The base can't be used.
+    NotOnBase(String),
+}
+
+/// The making of a point.
+struct Making<'a> {
+    args: &'a BackupArgs,
+    session: &'a Session,
+    store: &'a PointStore,
+    image: &'a Image,
+    watch: &'a Watch,
+}
+
+impl Making<'_> {
+    /// Makes the point, by the bitmap if that tells, else on the base if that can be, else a full one.
+    fn run(&self, choice: Choice, bitmap: Option<Marks>, claim: &mut Claim) -> Result<Made, Failure> {
+        let Choice { mut base, mut reason, .. } = choice;
+        let mut way = if base.is_some() { Way::Scan } else { Way::Full };
+        match &bitmap {
+            Some(Marks::Tell) => way = Way::Bitmap,
+            Some(Marks::BeginAnew(why)) if way == Way::Scan => reason = Some(why.clone()),
+            Some(Marks::LeftAlone(why)) if way == Way::Scan => reason = Some(why.clone()),
+            Some(Marks::LeftAlone(why)) => stderr::tell(self.session.dialect(), why),
+            _ => {}
         }
-        Err(error) => (None, Some(format!("point {name} can't be gone on from: {error}"))),
-    }
-}
-
-/// Why the bitmap can't tell what changed since the base; `None`: it can.
-fn bitmap_fault(image: &Image, bitmap: &str, base: &Base) -> Option<String> {
-    let found = image.bitmaps().into_iter().find(|found| found.name == bitmap);
-    let Some(found) = found else { return Some(format!("there was no bitmap '{bitmap}', which begins now")) };
-    if found.in_use {
-        return Some(format!("bitmap '{bitmap}' was inconsistent (after a crash), and begins anew"));
-    }
-    if found.base.is_some() && found.base == base.id {
-        return None;
-    }
-    Some(format!("bitmap '{bitmap}' does not go on from point {}, and begins anew", base.point.name))
-}
-
-fn make(
-    args: &BackupArgs,
-    session: &Session,
-    store: &PointStore,
-    image: &Image,
-    (base, mut reason): (Option<Base>, Option<String>),
-    claim: &mut Claim,
-    watch: &Watch,
-) -> Result<Made, Failure> {
-    let context = session.context();
-    let target = claim.directory().join("layer.qcow2");
-    let hashes = claim.directory().join("layer.hashes");
-    let mut options = options(args, context, &target, watch);
-    options.cache = CacheMode::Writeback;
-    options.manifest = Some(hashes.clone());
-    options.identity = BackupIdentity::New;
-    if args.compression_type.is_none() {
-        options.compression = Compression::Zstd;
-    }
-    let mut way = Way::Full;
-    let mut below = Vec::new();
-    let mut parent = None;
-    if let Some(base) = base {
-        way = Way::Scan;
-        if let Some(bitmap) = &args.bitmap {
-            reason = bitmap_fault(image, bitmap, &base);
-            if reason.is_none() {
-                way = Way::Bitmap;
+        let bitmap = self.args.bitmap.clone().filter(|_| !matches!(bitmap, Some(Marks::LeftAlone(_))));
+        loop {
+            match self.attempt(way, base.as_ref(), bitmap.clone(), claim)? {
+                Tried::Made(report) => {
+                    let layer = claim.add(&claim.directory().join(way.file()), &claim.directory().join(HASHES))?;
+                    return Ok(self.point(report, layer, way, reason, base));
+                }
+                Tried::NotByBitmap(why) => {
+                    reason = Some(format!("{why}; it begins anew"));
+                    way = Way::Scan;
+                }
+                Tried::NotOnBase(why) => {
+                    let name = base.take().map(|base| base.point.name).unwrap_or_default();
+                    reason = Some(format!("point {name} can't be gone on from: {why}"));
+                    way = Way::Full;
+                }
             }
         }
-        stand_on(context, store, claim, &base.point, &mut options)?;
-        below.clone_from(&base.point.layers);
-        parent = Some(base.point.name);
     }
-    options.bitmap_use = if way == Way::Bitmap { BitmapUse::Believe } else { BitmapUse::Restart };
-    let worker = session.worker();
-    let made = worker.block_on(backup(worker, image, &options));
-    let report = made.map_err(|error| {
-        if error.image() == Some(image.path()) {
+
+    fn attempt(
+        &self,
+        way: Way,
+        base: Option<&Base>,
+        bitmap: Option<String>,
+        claim: &Claim,
+    ) -> Result<Tried, Failure> {
+        let (session, image) = (self.session, self.image);
+        let mut options =
+            options(self.args, session.context(), &claim.directory().join(way.file()), self.watch);
+        options.cache = CacheMode::Writeback;
+        options.manifest = Some(claim.directory().join(HASHES));
+        options.identity = BackupIdentity::New;
+        options.bitmap = bitmap;
+        if self.args.compression_type.is_none() {
+            options.compression = Compression::Zstd;
+        }
+        let mut files = None;
+        if let Some(base) = base {
+            match stand_on(session, self.store, claim.directory(), &base.point, &mut options)? {
+                Ok(found) => files = Some(found),
+                Err(reason) => return Ok(Tried::NotOnBase(reason)),
+            }
+        }
+        options.bitmap_use = if way == Way::Bitmap { BitmapUse::Believe } else { BitmapUse::Restart };
+        let worker = session.worker();
+        let error = match worker.block_on(backup(worker, image, &options)) {
+            Ok(report) => return Ok(Tried::Made(report)),
+            Err(error) => error,
+        };
+        let is_source = error.image() == Some(image.path());
+        if way == Way::Bitmap && is_source && error.kind() == ErrorKind::InvalidArgument {
+            return Ok(Tried::NotByBitmap(error.message().to_owned()));
+        }
+        if files.is_some_and(|files| files.are_why(self.store, &error)) {
+            return Ok(Tried::NotOnBase(error.to_string()));
+        }
+        Err(if is_source {
             Failure::during("error while reading the source", &error)
         } else {
-            Failure::during(&format!("error while making a point of '{}'", store.name()), &error)
-        }
-    })?;
-    let layer = claim.add(&target, &hashes)?;
-    let added = if below.contains(&layer) { 0 } else { layer.size + layer.hashes_size };
-    if added > 0 {
-        below.insert(0, layer);
+            Failure::during(&format!("error while making a point of '{}'", self.store.name()), &error)
+        })
     }
-    let point = Point {
-        version: 0,
-        sequence: 0,
-        name: String::new(),
-        time: 0,
-        disk_size: image.virtual_size(),
-        cluster_size: args.cluster_size,
-        parent,
-        added,
-        layers: below,
-    };
-    Ok(Made { report, point, way, reason })
-}
 
-/// Has the backup be an increment on a point.
-fn stand_on(
-    context: &Context,
-    store: &PointStore,
-    claim: &Claim,
-    point: &Point,
-    options: &mut BackupOptions,
-) -> Result<(), Failure> {
-    let Some(top) = point.top() else { return Ok(()) };
-    let chain = context.disks.remote.point_chain(store, &point.layers)?;
-    let previous = PreviousBackup::new(chain.top)
-        .below(chain.below)
-        .remote(chain.remote)
-        .name(top.file_name())
-        .manifest(store.hashes_file(top, claim.directory())?);
-    options.previous = Some(previous);
-    Ok(())
+    fn point(
+        &self,
+        report: BackupReport,
+        layer: Layer,
+        way: Way,
+        reason: Option<String>,
+        base: Option<Base>,
+    ) -> Made {
+        let (parent, mut layers) = match base {
+            Some(base) => (Some(base.point.name), base.point.layers),
+            None => (None, Vec::new()),
+        };
+        let added = if layers.contains(&layer) { 0 } else { layer.size + layer.hashes_size };
+        if added > 0 {
+            layers.insert(0, layer);
+        }
+        let point = Point {
+            version: 0,
+            sequence: 0,
+            name: String::new(),
+            time: 0,
+            disk_size: self.image.virtual_size(),
+            cluster_size: self.args.cluster_size,
+            parent,
+            added,
+            layers,
+        };
+        Made { report, point, way, reason }
+    }
 }
 
 /// Prints what was done.
-fn tell(
-    args: &BackupArgs,
-    context: &Context,
-    made: Made,
-    point: Point,
-    forgotten: Vec<String>,
-) -> Result<u8, Failure> {
-    let Made { report, way, reason, .. } = made;
+fn tell(args: &BackupArgs, context: &Context, published: Published) -> Result<u8, Failure> {
+    let Published { made: Made { report, way, reason, .. }, point, forgotten, damaged, failed } = published;
     unreadable::tell(
         context.dialect,
         &report.unreadable_ranges,
@@ -306,8 +368,13 @@ fn tell(
         let what = if way == Way::Full { "the point is a full one" } else { "the whole disk was read" };
         stderr::tell(context.dialect, &format!("{what}: {reason}"));
     }
+    let code = if failed.is_some() { PUBLISHED } else { 0 };
+    if let Some(failed) = &failed {
+        let told = format!("point {} is published, but what was to follow is not done: {failed}", point.name);
+        stderr::tell(context.dialect, &told);
+    }
     if args.quiet {
-        return Ok(0);
+        return Ok(code);
     }
     let report = Report {
         point: point.name,
@@ -322,12 +389,15 @@ fn tell(
         unreadable: report.unreadable,
         added: point.added,
         forgotten,
+        damaged,
+        failed,
     };
-    stdout::print(&match args.output {
+    let text = match args.output {
         OutputFormat::Human => human_text(&report),
         OutputFormat::Json => json::to_text(context.dialect, &report)?,
-    })?;
-    Ok(0)
+    };
+    stdout::print(&text).map_err(|failure| failure.with_exit(PUBLISHED))?;
+    Ok(code)
 }
 
 fn human_text(report: &Report) -> String {

@@ -56,7 +56,12 @@ struct Report {
     added: u64,
     /// Points that have other layers now.
     points: usize,
+    /// Layers that were not merged, because one of them or one below them is damaged.
+    damaged: usize,
 }
+
+/// The exit code for a store with damage, as that of `check`.
+const DAMAGED: u8 = 2;
 
 /// A run of layers of a point: the first shows the disk of a point, the others that of none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,10 +112,21 @@ pub(crate) fn run(args: &CompactArgs, context: &Context) -> Result<u8, Failure> 
     loop {
         let (points, damaged) = store.points()?;
         if let Some(error) = damaged.first() {
-            return Err(Failure::new(format!("nothing is merged while a manifest is damaged: {error}")));
+            let reason = format!("nothing is merged while a manifest is damaged: {error}");
+            return Err(Failure::new(reason).with_exit(DAMAGED));
         }
         let Some(run) = next_run(&points, args.depth as usize, &done) else { break };
         done.insert(run.layers()[0].sha256.clone());
+        if let Some(key) = store.known_damage()?.of(&run.point.layers[run.start..]) {
+            report.damaged += run.layers().len();
+            let (count, name) = (run.layers().len(), &run.point.name);
+            let told = format!(
+                "{}: {count} layers of point {name} are not merged: {key}: 'zebu verify' found it damaged",
+                store.name()
+            );
+            stderr::tell(context.dialect, &told);
+            continue;
+        }
         let mut claim = store.claim(Some(&run.point))?;
         let merged = merge(&session, &store, &mut claim, &run, &watch);
         let published = merged.and_then(|new| publish(context, &store, &run, &new, &mut report));
@@ -118,6 +134,7 @@ pub(crate) fn run(args: &CompactArgs, context: &Context) -> Result<u8, Failure> 
         published?;
     }
     watch.finish();
+    let code = if report.damaged == 0 { 0 } else { DAMAGED };
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => format!(
@@ -127,7 +144,7 @@ pub(crate) fn run(args: &CompactArgs, context: &Context) -> Result<u8, Failure> 
             OutputFormat::Json => json::to_text(context.dialect, &report)?,
         })?;
     }
-    Ok(0)
+    Ok(code)
 }
 
 /// Makes the layer that takes the place of a run.
@@ -237,7 +254,7 @@ mod tests {
 
     fn point(sequence: u64, layers: &str) -> Point {
         Point {
-            version: 1,
+            version: 2,
             sequence,
             name: format!("p-{sequence}"),
             time: 0,

@@ -1,13 +1,16 @@
 //! `zebu forget`: points that go by rules, and objects that no point needs.
 
-use super::shared::{KeepArgs, open_store, parse_store};
+use super::shared::{KeepArgs, open_store, parse_store, tell_damaged, texts};
 use crate::arguments::NetworkArgs;
 use crate::failure::Failure;
 use crate::output::{json, stderr, stdout};
 use crate::values::OutputFormat;
 use serde::Serialize;
 use zebu_disks::Context;
-use zebu_store::points::{Locks, PointName};
+use zebu_store::points::{Locks, PointName, Pruned};
+
+/// The exit code for a store with damaged manifests, as that of `check`.
+const DAMAGED: u8 = 2;
 
 /// Arguments of `zebu forget`.
 #[derive(Debug, clap::Args)]
@@ -44,15 +47,22 @@ pub(crate) struct ForgetArgs {
 struct Report {
     removed: Vec<String>,
     kept: Vec<String>,
+    /// Manifests that can't be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    damaged: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pruned: Option<PrunedReport>,
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
 struct PrunedReport {
     objects: u64,
     bytes: u64,
     unfinished: Vec<String>,
+    /// Objects that nothing names but perhaps a manifest that can't be read.
+    spared_objects: u64,
+    spared_bytes: u64,
 }
 
 /// Runs the command.
@@ -76,23 +86,36 @@ pub(crate) fn run(args: &ForgetArgs, context: &Context) -> Result<u8, Failure> {
             &format!("what an unfinished backup by {by} needs stays (--break-lock, if that was cut off)"),
         );
     }
+    tell_damaged(context, &forgotten.damaged);
+    if let Some(Pruned { spared_objects: objects @ 1.., spared_bytes: bytes, .. }) = &pruned {
+        stderr::tell(
+            context.dialect,
+            &format!(
+                "{objects} objects of {bytes} bytes that no readable point names stay: a manifest that can't be read may name                  them"
+            ),
+        );
+    }
+    let code = if forgotten.damaged.is_empty() { 0 } else { DAMAGED };
     if args.quiet {
-        return Ok(0);
+        return Ok(code);
     }
     let report = Report {
         removed: forgotten.removed,
         kept: forgotten.kept,
+        damaged: texts(&forgotten.damaged),
         pruned: pruned.map(|pruned| PrunedReport {
             objects: pruned.objects,
             bytes: pruned.bytes,
             unfinished: pruned.unfinished,
+            spared_objects: pruned.spared_objects,
+            spared_bytes: pruned.spared_bytes,
         }),
     };
     stdout::print(&match args.output {
         OutputFormat::Human => human_text(&report),
         OutputFormat::Json => json::to_text(context.dialect, &report)?,
     })?;
-    Ok(0)
+    Ok(code)
 }
 
 fn human_text(report: &Report) -> String {

@@ -1,6 +1,6 @@
 //! `zebu points`: the points in time of a store.
 
-use super::shared::{open_store, parse_whole_store, tell_damaged};
+use super::shared::{open_store, parse_whole_store, tell_damaged, texts};
 use crate::arguments::NetworkArgs;
 use crate::failure::Failure;
 use crate::output::units::size_short;
@@ -10,9 +10,9 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use zebu_disks::Context;
-use zebu_store::points::{Point, PointName, readable_time};
+use zebu_store::points::{KnownDamage, Point, PointName, readable_time};
 
-/// The exit code for a store with damaged manifests, as that of `check`.
+/// The exit code for a store with damage, as that of `check`.
 const DAMAGED: u8 = 2;
 
 /// Arguments of `zebu points`.
@@ -33,6 +33,9 @@ pub(crate) struct PointsArgs {
 #[derive(Serialize)]
 struct Report {
     points: Vec<Line>,
+    /// Manifests that can't be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    manifests: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -49,6 +52,15 @@ struct Line {
     total: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<String>,
+    /// The object that the last verification found damaged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged: Option<String>,
+}
+
+/// What verifications have found.
+struct Verified {
+    times: HashMap<String, u64>,
+    damage: KnownDamage,
 }
 
 /// Runs the command.
@@ -56,19 +68,20 @@ pub(crate) fn run(args: &PointsArgs, context: &Context) -> Result<u8, Failure> {
     args.network.apply(&context.disks);
     let store = open_store(context, &args.store)?;
     let (points, damaged) = store.points()?;
-    let verified = store.verified()?;
+    let verified = Verified { times: store.verified()?, damage: store.known_damage()? };
     tell_damaged(context, &damaged);
+    let is_whole = damaged.is_empty() && points.iter().all(|point| verified.damage.of(&point.layers).is_none());
     stdout::print(&match args.output {
         OutputFormat::Human => human_text(&points, &verified),
         OutputFormat::Json => {
             let points = points.iter().map(|point| line(point, &verified)).collect();
-            json::to_text(context.dialect, &Report { points })?
+            json::to_text(context.dialect, &Report { points, manifests: texts(&damaged) })?
         }
     })?;
-    Ok(if damaged.is_empty() { 0 } else { DAMAGED })
+    Ok(if is_whole { 0 } else { DAMAGED })
 }
 
-fn line(point: &Point, verified: &HashMap<String, u64>) -> Line {
+fn line(point: &Point, verified: &Verified) -> Line {
     Line {
         name: point.name.clone(),
         sequence: point.sequence,
@@ -78,17 +91,19 @@ fn line(point: &Point, verified: &HashMap<String, u64>) -> Line {
         layers: point.layers.len(),
         added: point.added,
         total: point.total(),
-        verified: verified.get(&point.name).map(|time| readable_time(*time)),
+        verified: verified.times.get(&point.name).map(|time| readable_time(*time)),
+        damaged: verified.damage.of(&point.layers),
     }
 }
 
-fn human_text(points: &[Point], verified: &HashMap<String, u64>) -> String {
+fn human_text(points: &[Point], verified: &Verified) -> String {
     let mut text = format!(
         "{:<24} {:<20} {:>10} {:>10} {:>10} {:>6} {}\n",
         "POINT", "TIME", "DISK", "ADDED", "TOTAL", "LAYERS", "VERIFIED"
     );
     for point in points {
-        let verified = verified.get(&point.name).map_or_else(|| "-".to_owned(), |time| readable_time(*time));
+        let time = verified.times.get(&point.name).map_or_else(|| "-".to_owned(), |time| readable_time(*time));
+        let verified = verified.damage.of(&point.layers).map_or(time, |key| format!("damaged: {key}"));
         let (disk, added, total) =
             (size_short(point.disk_size), size_short(point.added), size_short(point.total()));
         let _ = writeln!(

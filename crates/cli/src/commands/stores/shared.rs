@@ -90,6 +90,11 @@ pub(crate) fn tell_damaged(context: &Context, damaged: &[PointsError]) {
     }
 }
 
+/// The same as texts.
+pub(crate) fn texts(damaged: &[PointsError]) -> Vec<String> {
+    damaged.iter().map(ToString::to_string).collect()
+}
+
 /// Opens the image that shows what these layers do.
 pub(crate) fn open_layers(
     context: &Context,

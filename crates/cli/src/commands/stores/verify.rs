@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use zebu::jobs::{VerifyOptions, verify};
 use zebu_disks::Context;
-use zebu_store::points::{ObjectState, Point, PointName, PointStore};
+use zebu_store::points::{KnownDamage, ObjectState, Point, PointName, PointStore, PointsError};
 
 /// The exit code for a store that is damaged, as that of `check`.
 const DAMAGED: u8 = 2;
@@ -20,6 +20,7 @@ const DAMAGED: u8 = 2;
 const MOST_TOLD: usize = 16;
 
 #[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
 struct Report {
     points: Vec<Verdict>,
     /// Manifests that can't be read.
@@ -27,6 +28,9 @@ struct Report {
     objects: usize,
     bytes: u64,
     damaged: usize,
+    /// Why the result could not be noted in the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_noted: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -79,13 +83,17 @@ pub(crate) fn run(
         objects: 0,
         bytes: 0,
         damaged: damaged.len(),
+        not_noted: None,
     };
+    let known = store.known_damage()?;
     for point in &points {
         let errors = errors_of(&session, &store, point, &mut objects, &watch)?;
-        if errors.is_empty() {
-            store.note_verified(point)?;
-        } else {
-            report.damaged += 1;
+        report.damaged += usize::from(!errors.is_empty());
+        // A store that can only be read is verified all the same.
+        if report.not_noted.is_none()
+            && let Err(error) = note(&store, point, &objects, &known, errors.is_empty())
+        {
+            report.not_noted = Some(error.to_string());
         }
         let status = if errors.is_empty() { "clean" } else { "damaged" };
         report.points.push(Verdict { name: point.name.clone(), status, errors });
@@ -94,6 +102,35 @@ pub(crate) fn run(
     (report.objects, report.bytes) = (objects.states.len(), objects.bytes);
     tell(context, args.output, quiet, &report)?;
     Ok(if report.damaged == 0 { 0 } else { DAMAGED })
+}
+
+/// Notes the result for a point: what is damaged, no new point stands on.
+fn note(
+    store: &PointStore,
+    point: &Point,
+    objects: &Objects,
+    known: &KnownDamage,
+    is_whole: bool,
+) -> Result<(), PointsError> {
+    let (mut has_damage, was_damaged) = (false, known.of(&point.layers).is_some());
+    for key in point.layers.iter().flat_map(|layer| [layer.key(), layer.hashes_key()]) {
+        match objects.states.get(&key) {
+            Some(ObjectState::Whole) if was_damaged && is_whole => store.note_whole(&key)?,
+            None | Some(ObjectState::Whole) => {}
+            Some(_) => {
+                has_damage = true;
+                store.note_damaged(&key)?;
+            }
+        }
+    }
+    if is_whole {
+        return store.note_verified(point);
+    }
+    // Each object is what its name says, and together they are not the disk.
+    if let (Some(top), false) = (point.top(), has_damage) {
+        store.note_damaged(&top.key())?;
+    }
+    store.forget_verified(point)
 }
 
 /// Errors of a point.
@@ -153,6 +190,9 @@ fn errors_of(
 fn tell(context: &Context, output: OutputFormat, quiet: bool, report: &Report) -> Result<(), Failure> {
     for error in report.manifests.iter().chain(report.points.iter().flat_map(|point| &point.errors)) {
         stderr::tell(context.dialect, error);
+    }
+    if let Some(reason) = &report.not_noted {
+        stderr::tell(context.dialect, &format!("when this was verified could not be noted in the store: {reason}"));
     }
     if quiet {
         return Ok(());
