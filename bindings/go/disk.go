@@ -6,18 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"slices"
 	"sync"
 )
 
 // Disk is an open disk. Its methods may be called by several goroutines at a time.
 type Disk struct {
 	server *Server
-	client *client
+	// isAlone tells that the server is there for this disk alone.
+	isAlone bool
+	client  *client
+	info    func(context.Context) (*ImageInfo, error)
+	// stop ends the watch over the context.
+	stop   func() bool
 	closed sync.Once
 	err    error
-	// watched is closed when nothing waits for the context any more.
-	watched chan struct{}
 }
 
 var (
@@ -26,41 +29,44 @@ var (
 	_ io.Closer   = (*Disk)(nil)
 )
 
-// ErrClosed says that a disk is closed.
-var ErrClosed = fmt.Errorf("the disk is closed: %w", os.ErrClosed)
-
-// Open opens a disk by any name that zebu takes. It can be read only, unless the options say otherwise. When ctx ends, so does the disk:
-// requests under way return its error.
+// Open opens a disk by any name that zebu takes. It is read only, unless Writable is given. When ctx ends, so does the disk: requests
+// under way return its error. It takes the options Format, Writable, ImageOpts, AllowRefs and Snapshot.
 func Open(ctx context.Context, name string, with ...Option) (*Disk, error) {
-	with = append(with[:len(with):len(with)], Args("--until-last-client"))
-	server, err := Serve(ctx, []string{name}, with...)
+	o, err := gather("Open", with, opening...)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := server.dial(ctx, server.nbd)
-	if err == nil {
-		var c *client
-		if c, err = connect(conn, ""); err == nil {
-			disk := &Disk{server: server, client: c, watched: make(chan struct{})}
-			go disk.watch(ctx)
-			return disk, nil
+	info := func(ctx context.Context) (*ImageInfo, error) {
+		shown := o
+		shown.snapshot = ""
+		if o.writable {
+			// The server has the lock.
+			shown.args = append(slices.Clone(o.args), "-U")
 		}
+		return shown.imageInfo(ctx, name)
 	}
-	return nil, errors.Join(err, server.Close())
-}
-
-// watch ends the disk with its context.
-func (d *Disk) watch(ctx context.Context) {
-	defer close(d.watched)
-	select {
-	case <-ctx.Done():
-		d.client.breakOff(ctx.Err())
-	case <-d.client.over:
+	served := o
+	served.args = append(slices.Clone(o.args), "--until-last-client")
+	server, err := serve(ctx, []string{name}, served)
+	if err != nil {
+		return nil, err
 	}
+	disk, err := server.open(ctx, "", info)
+	if err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	disk.isAlone = true
+	return disk, nil
 }
 
 // Size returns the size of the disk in bytes.
 func (d *Disk) Size() int64 { return int64(d.client.size) }
+
+// Info tells what the image is.
+func (d *Disk) Info(ctx context.Context) (*ImageInfo, error) { return d.info(ctx) }
+
+// BlockSize returns the bytes that offsets and lengths of writes are multiples of: 1, but for disks with encrypted or larger sectors.
+func (d *Disk) BlockSize() int64 { return int64(d.client.least) }
 
 // ReadOnly tells whether the disk can be read only.
 func (d *Disk) ReadOnly() bool { return d.client.readOnly }
@@ -110,7 +116,7 @@ func (d *Disk) readAround(p []byte, offset, least int64) (int, error) {
 
 // WriteAt writes p at offset. It is durable after Flush.
 func (d *Disk) WriteAt(p []byte, offset int64) (int, error) {
-	if err := d.check(offset, int64(len(p))); err != nil {
+	if err := d.checkChange(offset, int64(len(p))); err != nil {
 		return 0, err
 	}
 	return d.pieces(p, offset, func(piece []byte, at int64) error {
@@ -139,6 +145,17 @@ func (d *Disk) check(offset, length int64) error {
 	return nil
 }
 
+// checkChange refuses changes that are not possible.
+func (d *Disk) checkChange(offset, length int64) error {
+	if d.client.readOnly {
+		return fmt.Errorf("%w: it was opened without Writable", ErrReadOnly)
+	}
+	if least := d.BlockSize(); offset%least != 0 || length%least != 0 {
+		return fmt.Errorf("zebu: %d bytes at %d: both must be multiples of %d on this disk", length, offset, least)
+	}
+	return d.check(offset, length)
+}
+
 // Flush makes everything durable whose writing has returned.
 func (d *Disk) Flush() error {
 	return d.explain(d.client.call(cmdFlush, 0, 0, nil, &request{}))
@@ -152,12 +169,15 @@ func (d *Disk) WriteZeroes(offset, length int64) error {
 	return d.ranged(cmdWriteZeroes, offset, length)
 }
 
+// longestRange is the longest range of a request without data, in bytes: its length has 32 bits.
+const longestRange = 1 << 30
+
 func (d *Disk) ranged(kind uint16, offset, length int64) error {
-	if err := d.check(offset, length); err != nil {
+	if err := d.checkChange(offset, length); err != nil {
 		return err
 	}
 	for length > 0 {
-		part := min(length, 1<<30)
+		part := min(length, longestRange)
 		if err := d.client.call(kind, uint64(offset), uint32(part), nil, &request{}); err != nil {
 			return d.explain(err)
 		}
@@ -192,7 +212,7 @@ func (d *Disk) Extents(ctx context.Context, offset, length int64) ([]Extent, err
 		}
 		from := at / int64(d.client.least) * int64(d.client.least)
 		r := &request{}
-		if err := d.client.call(cmdBlockStatus, uint64(from), uint32(min(d.Size()-from, 1<<30)), nil, r); err != nil {
+		if err := d.client.call(cmdBlockStatus, uint64(from), uint32(min(d.Size()-from, longestRange)), nil, r); err != nil {
 			return nil, d.explain(err)
 		}
 		if len(r.extent) == 0 {
@@ -222,8 +242,8 @@ func (d *Disk) Extents(ctx context.Context, offset, length int64) ([]Extent, err
 
 // explain adds what zebu said to an error of the connection.
 func (d *Disk) explain(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, ErrClosed) {
+		return err
 	}
 	select {
 	case <-d.server.process.ended:
@@ -233,18 +253,21 @@ func (d *Disk) explain(err error) error {
 	}
 }
 
-// Close makes everything durable, and ends the process. Its error is that of the last writes, if they failed.
+// Close makes everything durable, and ends the process, if it is there for this disk alone. Its error is that of the last writes, if they
+// failed, and of the context, if that has ended before.
 func (d *Disk) Close() error {
 	d.closed.Do(func() {
 		if !d.client.readOnly {
 			d.err = d.Flush()
 		}
+		d.stop()
 		// The server answers nothing to it, and ends when its last client is gone.
 		_ = d.client.begin(cmdDisc, 0, 0, 0, nil, &request{})
 		d.client.breakOff(ErrClosed)
 		<-d.client.over
-		<-d.watched
-		d.err = errors.Join(d.err, d.server.Close())
+		if d.isAlone {
+			d.err = errors.Join(d.err, d.server.Close())
+		}
 	})
 	return d.err
 }

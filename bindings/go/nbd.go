@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"syscall"
 )
 
 // Numbers of the NBD protocol.
@@ -295,7 +294,7 @@ func (c *client) answer(in *bufio.Reader) error {
 			return errLies
 		}
 		if code := binary.BigEndian.Uint32(head[4:]); code != 0 {
-			r.err = syscall.Errno(code)
+			r.err = errnoOf(code)
 		}
 		c.finish(cookie, r)
 		return nil
@@ -363,9 +362,9 @@ func (r *request) chunk(in *bufio.Reader, kind uint16, length uint32, context ui
 			text = text[:size]
 		}
 		if r.err == nil {
-			r.err = syscall.Errno(code)
+			r.err = errnoOf(code)
 			if len(text) > 0 {
-				r.err = fmt.Errorf("%s: %w", text, syscall.Errno(code))
+				r.err = fmt.Errorf("%s: %w", text, r.err)
 			}
 		}
 	default:

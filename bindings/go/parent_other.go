@@ -4,5 +4,5 @@ package zebu
 
 import "syscall"
 
-// diesWithParent has nothing to offer here. A server still ends when its last client is gone.
-func diesWithParent() *syscall.SysProcAttr { return nil }
+// ofThisProgram has nothing to offer here. A server that was opened as a disk still ends when its client is gone.
+func ofThisProgram() *syscall.SysProcAttr { return nil }

@@ -3,54 +3,22 @@ package zebu
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
-// ErrNotFound says that there is no program zebu.
-var ErrNotFound = errors.New("no program zebu in PATH, and the variable ZEBU names none")
-
-// Error is what zebu said when it failed.
-type Error struct {
-	// Command is the command that failed, such as convert.
-	Command string
-	// Code is the exit code, or -1 if a signal ended it.
-	Code int
-	// Message is its last words on standard error.
-	Message string
-}
-
-func (e *Error) Error() string {
-	if e.Message == "" {
-		return fmt.Sprintf("zebu %s: exit code %d", e.Command, e.Code)
-	}
-	return e.Message
-}
-
-// find returns the path of the program.
-func find(given string) (string, error) {
-	if given != "" {
-		return given, nil
-	}
-	if path, err := exec.LookPath("zebu"); err == nil {
-		return path, nil
-	}
-	if path := os.Getenv("ZEBU"); path != "" {
-		return path, nil
-	}
-	return "", ErrNotFound
-}
+// patience is how long a job that was asked to end may take before it is asked to end at once, and then killed.
+const patience = 10 * time.Second
 
 // process is a running program.
 type process struct {
 	command string
+	path    string
 	cmd     *exec.Cmd
 	stderr  lastWords
 	// ended is closed when the process is gone; err is set before.
@@ -60,12 +28,12 @@ type process struct {
 
 // start starts the program with a command. Its standard output goes to out.
 func start(path string, out io.Writer, args []string) (*process, error) {
-	p := &process{command: args[0], cmd: exec.Command(path, args...), ended: make(chan struct{})}
+	p := &process{command: args[0], path: path, cmd: exec.Command(path, args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, &p.stderr
-	p.cmd.SysProcAttr = diesWithParent()
+	p.cmd.SysProcAttr = ofThisProgram()
 	started := make(chan error, 1)
 	go func() {
-		// Linux signals the child when the thread that started it ends: it is kept as long as the child.
+		// Linux signals the child when the thread that started it ends. This one does not end before the child: nobody else has it.
 		runtime.LockOSThread()
 		err := p.cmd.Start()
 		started <- err
@@ -80,25 +48,37 @@ func start(path string, out io.Writer, args []string) (*process, error) {
 	return p, nil
 }
 
-// wait waits for the end. If ctx ends first, it asks the process to end in good order, and still waits: files that are not whole are
-// removed meanwhile.
+// wait waits for the end of a job. If ctx ends first, it asks the process to end in good order, and still waits: files that are not
+// whole are removed meanwhile.
 func (p *process) wait(ctx context.Context) error {
 	select {
 	case <-p.ended:
+		return p.failure()
 	case <-ctx.Done():
-		p.terminate()
-		<-p.ended
-		if p.err != nil {
-			return ctx.Err()
+	}
+	p.terminate()
+	for _, next := range []func(){p.terminate, p.kill} {
+		select {
+		case <-p.ended:
+		case <-time.After(patience):
+			next()
 		}
 	}
-	return p.failure()
+	<-p.ended
+	if p.err != nil {
+		return ctx.Err()
+	}
+	return nil
 }
 
-// terminate asks for an end in good order.
+// terminate asks for an end in good order. The second time, a second later or more, it asks for an end at once.
 func (p *process) terminate() {
 	// It may have ended: then there is nothing to do.
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
 }
 
 // failure is the error of a process that has ended.
@@ -106,20 +86,21 @@ func (p *process) failure() error {
 	if p.err == nil {
 		return nil
 	}
-	return &Error{Command: p.command, Code: p.cmd.ProcessState.ExitCode(), Message: p.stderr.String()}
+	return newError(p.command, p.cmd.ProcessState.ExitCode(), p.stderr.String())
 }
 
-// run runs a command to its end; what it printed.
+// run runs a command to its end, and returns what it printed, also with an error.
 func run(ctx context.Context, path string, args []string) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ctx.Err()
+	}
 	var out bytes.Buffer
 	p, err := start(path, &out, args)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.wait(ctx); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
+	err = p.wait(ctx)
+	return out.Bytes(), err
 }
 
 // lastWords keeps the end of what is written to it.

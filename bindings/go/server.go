@@ -1,21 +1,16 @@
 package zebu
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 )
-
-// ControlVersion is the version of the control socket that this package speaks.
-const ControlVersion = 1
 
 // Server is a process that serves disks over NBD.
 type Server struct {
@@ -23,13 +18,16 @@ type Server struct {
 	dir     string
 	nbd     string
 	control string
-	closed  sync.Once
-	err     error
-
-	mu   sync.Mutex
-	conn net.Conn
-	in   *bufio.Reader
+	// turns bounds the connections to the control socket.
+	turns chan struct{}
+	// stop ends the watch over the context.
+	stop   func() bool
+	closed sync.Once
+	err    error
 }
+
+// mostTurns is how many commands are sent at a time. The control socket has 16 connections, also for others.
+const mostTurns = 8
 
 // lines calls ready when the first whole line was written.
 type lines struct {
@@ -45,18 +43,34 @@ func (l *lines) Write(p []byte) (int, error) {
 }
 
 // Serve serves images over NBD until the server is closed or ctx ends. It returns when clients can connect. The socket is in a
-// directory of this user alone.
+// directory of this user alone. It takes the options Format, Writable, ImageOpts, AllowRefs, Snapshot and Exports.
+//
+// Names are those of files and of everything else that zebu opens. Without Exports, one image has the empty name for clients, and
+// several have those of their files.
 func Serve(ctx context.Context, names []string, with ...Option) (*Server, error) {
-	o := gather(with)
-	path, err := find(o.program)
+	o, err := gather("Serve", with, append(opening, "Exports")...)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "zebu-")
+	return serve(ctx, names, o)
+}
+
+// opening are the options that say how an image is opened.
+var opening = []string{"Format", "Writable", "ImageOpts", "AllowRefs", "Snapshot"}
+
+func serve(ctx context.Context, names []string, o options) (*Server, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	path, err := o.find()
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{dir: dir, nbd: filepath.Join(dir, "nbd"), control: filepath.Join(dir, "control")}
+	dir, err := socketDir()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{dir: dir, nbd: filepath.Join(dir, "nbd"), control: filepath.Join(dir, "control"), turns: make(chan struct{}, mostTurns)}
 	args := append([]string{"serve", "--nbd", "unix:" + s.nbd, "--control", s.control}, o.source()...)
 	if !o.writable {
 		args = append(args, "--read-only")
@@ -71,15 +85,14 @@ func Serve(ctx context.Context, names []string, with ...Option) (*Server, error)
 	ready := make(chan struct{})
 	s.process, err = start(path, &lines{ready: func() { close(ready) }}, args)
 	if err != nil {
-		os.RemoveAll(dir)
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	select {
 	case <-ready:
 		err = s.agree(ctx)
 	case <-s.process.ended:
 		if err = s.process.failure(); err == nil {
-			err = errors.New("zebu serve ended before it was ready")
+			err = fmt.Errorf("'%s' ended before it served anything", path)
 		}
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -89,8 +102,20 @@ func Serve(ctx context.Context, names []string, with ...Option) (*Server, error)
 		_ = s.Close()
 		return nil, err
 	}
-	context.AfterFunc(ctx, s.process.terminate)
+	s.stop = context.AfterFunc(ctx, func() { _ = s.end() })
 	return s, nil
+}
+
+// longestDir is the longest directory whose sockets have names that every system takes (104 bytes with the end of the text).
+const longestDir = 90
+
+// socketDir makes a directory of this user alone for sockets.
+func socketDir() (string, error) {
+	parent := os.TempDir()
+	if len(parent)+len("/zebu-0123456789") > longestDir {
+		parent = "/tmp"
+	}
+	return os.MkdirTemp(parent, "zebu-")
 }
 
 // agree makes sure that the program speaks the same version of the control socket.
@@ -99,103 +124,78 @@ func (s *Server) agree(ctx context.Context) error {
 		Version string `json:"version"`
 		Control int    `json:"control"`
 	}
-	if err := s.Do(ctx, "version", nil, &told); err != nil {
-		return fmt.Errorf("zebu does not tell its version: %w", err)
-	}
-	if told.Control != ControlVersion {
-		return fmt.Errorf("zebu %s speaks version %d of the control socket, this package %d", told.Version, told.Control, ControlVersion)
+	err := s.Do(ctx, "version", nil, &told)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return &VersionError{Program: s.process.path, Reason: err}
+	case told.Control != ControlVersion:
+		return &VersionError{Program: s.process.path, Version: told.Version, Control: told.Control}
 	}
 	return nil
 }
 
 // dial connects to a socket of the server.
 func (s *Server) dial(ctx context.Context, path string) (net.Conn, error) {
-	return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil && ctx.Err() == nil {
+		select {
+		case <-s.process.ended:
+			return nil, errors.Join(ErrClosed, s.process.failure())
+		default:
+		}
+	}
+	return conn, err
 }
 
-// URI returns the name under which NBD clients open an export.
+// URI returns the name under which NBD clients open an export: qemu-img, nbdcopy, and zebu itself.
 func (s *Server) URI(export string) string {
-	return "nbd+unix:///" + export + "?socket=" + s.nbd
+	return "nbd+unix:///" + url.PathEscape(export) + "?socket=" + url.QueryEscape(s.nbd)
 }
 
-// Do sends a command to the control socket (zebu's guide has a list), with its arguments, and stores the answer in result, unless that
-// is nil.
-func (s *Server) Do(ctx context.Context, command string, arguments map[string]any, result any) error {
-	line := map[string]any{"command": command}
-	for name, value := range arguments {
-		line[name] = value
-	}
-	text, err := json.Marshal(line)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conn == nil {
-		conn, err := s.dial(ctx, s.control)
+// Control returns the path of the control socket, for the commands of `zebu ctl` that this package has no functions for.
+func (s *Server) Control() string { return s.control }
+
+// Open connects to an export as a client. The disk can be written if the server was started so. Closing it leaves the server as it is.
+// When ctx ends, so does the disk.
+func (s *Server) Open(ctx context.Context, export string) (*Disk, error) {
+	return s.open(ctx, export, func(ctx context.Context) (*ImageInfo, error) {
+		stats, err := s.Stats(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		s.conn, s.in = conn, bufio.NewReader(conn)
-	}
-	stop := context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	answer, err := s.ask(text)
-	if err != nil {
-		// What comes later would be the answer to another question.
-		s.conn.Close()
-		s.conn = nil
-		if ctx.Err() != nil {
-			err = ctx.Err()
+		for number, one := range stats {
+			if one.Name == export || export == "" && number == 0 {
+				return Info(ctx, one.Filename, Program(s.process.path), Args("-U"))
+			}
 		}
-		return err
-	}
-	var told struct {
-		Result json.RawMessage `json:"result"`
-		Error  *struct {
-			Message string `json:"message"`
-		} `json:"error"`
-	}
-	if err := json.Unmarshal(answer, &told); err != nil {
-		return err
-	}
-	if told.Error != nil {
-		return &Error{Command: command, Code: 1, Message: told.Error.Message}
-	}
-	if result == nil {
-		return nil
-	}
-	return json.Unmarshal(told.Result, result)
+		return nil, fmt.Errorf("there is no image behind export '%s': %w", export, ErrNotFound)
+	})
 }
 
-func (s *Server) ask(line []byte) ([]byte, error) {
-	if _, err := s.conn.Write(append(line, '\n')); err != nil {
+func (s *Server) open(ctx context.Context, export string, info func(context.Context) (*ImageInfo, error)) (*Disk, error) {
+	conn, err := s.dial(ctx, s.nbd)
+	if err != nil {
 		return nil, err
 	}
-	return s.in.ReadBytes('\n')
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	c, err := connect(conn, export)
+	if !stop() {
+		err = ctx.Err()
+		if c != nil {
+			c.breakOff(err)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	disk := &Disk{server: s, client: c, info: info}
+	disk.stop = context.AfterFunc(ctx, func() { c.breakOff(ctx.Err()) })
+	return disk, nil
 }
 
-// Resize makes a disk larger.
-func (s *Server) Resize(ctx context.Context, export string, size int64) error {
-	return s.Do(ctx, "resize", map[string]any{"export": export, "size": size}, nil)
-}
-
-// Flush makes durable what clients have written to an export.
-func (s *Server) Flush(ctx context.Context, export string) error {
-	return s.Do(ctx, "flush", map[string]any{"export": export}, nil)
-}
-
-// CreateSnapshot makes an internal snapshot of a disk in use.
-func (s *Server) CreateSnapshot(ctx context.Context, export, name string) error {
-	return s.Do(ctx, "snapshot-create", map[string]any{"export": export, "name": name}, nil)
-}
-
-// AddBitmap adds a persistent dirty bitmap that records writes from now on.
-func (s *Server) AddBitmap(ctx context.Context, export, name string) error {
-	return s.Do(ctx, "bitmap-add", map[string]any{"export": export, "name": name}, nil)
-}
-
-// Wait waits until the server has ended by itself.
+// Wait waits until the server has ended by itself, or was closed.
 func (s *Server) Wait() error {
 	<-s.process.ended
 	return s.process.failure()
@@ -203,17 +203,17 @@ func (s *Server) Wait() error {
 
 // Close ends the server in good order: requests under way are answered, and everything is durable.
 func (s *Server) Close() error {
+	if s.stop != nil {
+		s.stop()
+	}
+	return s.end()
+}
+
+func (s *Server) end() error {
 	s.closed.Do(func() {
 		s.process.terminate()
 		<-s.process.ended
-		s.err = s.process.failure()
-		s.mu.Lock()
-		if s.conn != nil {
-			s.conn.Close()
-			s.conn = nil
-		}
-		s.mu.Unlock()
-		s.err = errors.Join(s.err, os.RemoveAll(s.dir))
+		s.err = errors.Join(s.process.failure(), os.RemoveAll(s.dir))
 	})
 	return s.err
 }

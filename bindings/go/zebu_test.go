@@ -305,12 +305,12 @@ func TestInfoAndVerdict(t *testing.T) {
 	if err != nil || info.Format != "qcow2" || info.VirtualSize != 8*mib || !bytes.Contains(info.Raw, []byte("refcount-bits")) {
 		t.Fatal(info, err)
 	}
-	verdict, err := zebu.JudgeImage(context.Background(), path)
+	verdict, err := zebu.Verdict(context.Background(), path)
 	if err != nil || !verdict.Safe {
 		t.Fatal(verdict, err)
 	}
 	tool(t, "qemu-img", "rebase", "-u", "-b", "/etc/passwd", "-F", "raw", path)
-	verdict, err = zebu.JudgeImage(context.Background(), path)
+	verdict, err = zebu.Verdict(context.Background(), path)
 	if err != nil || verdict.Safe || len(verdict.Concerns) == 0 {
 		t.Fatal(verdict, err)
 	}
