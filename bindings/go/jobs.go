@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -108,7 +109,11 @@ func (s *Server) Backup(ctx context.Context, export, target string, o BackupOpti
 	if o.Rate > 0 {
 		args = append(args, "--rate", strconv.FormatInt(o.Rate, 10))
 	}
-	return ofCommand(follow(ctx, s.process.path, o.Progress, append(args, "--", export, target)), "backup-start")
+	// Behind a "--", it would take both words for the target.
+	if strings.HasPrefix(target, "-") {
+		target = "./" + target
+	}
+	return ofCommand(follow(ctx, s.process.path, o.Progress, append(args, export, target)), "backup-start")
 }
 
 // CheckpointOptions say what a checkpoint has. The zero value is of the only disk, in memory.

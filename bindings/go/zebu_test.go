@@ -4,20 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"example.org/zebu/bindings/go"
 )
@@ -149,118 +142,6 @@ func TestExtentsTellHoles(t *testing.T) {
 	}
 }
 
-func TestADiskOnAWebServer(t *testing.T) {
-	raw, path := image(t, "vmdk")
-	server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
-	defer server.Close()
-	disk := open(t, server.URL+"/image.vmdk")
-	p := make([]byte, 3*mib)
-	if _, err := disk.ReadAt(p, 12345); err != nil || !bytes.Equal(p, raw[12345:12345+len(p)]) {
-		t.Fatal("other bytes", err)
-	}
-}
-
-func TestErrorsSayWhatZebuSays(t *testing.T) {
-	_, err := zebu.Open(context.Background(), filepath.Join(t.TempDir(), "none.qcow2"))
-	var said *zebu.Error
-	if !errors.As(err, &said) || !strings.Contains(said.Message, "none.qcow2") || said.Code != 1 {
-		t.Fatal(err)
-	}
-	if _, err := zebu.Open(context.Background(), "x", zebu.Program("/none/zebu")); !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
-}
-
-func TestAContextEndsItsDisk(t *testing.T) {
-	_, path := image(t, "qcow2")
-	ctx, cancel := context.WithCancel(context.Background())
-	disk, err := zebu.Open(ctx, path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	for {
-		if _, err := disk.ReadAt(make([]byte, 512), 0); err != nil {
-			if !errors.Is(err, context.Canceled) {
-				t.Fatal(err)
-			}
-			break
-		}
-	}
-	disk.Close()
-	if left := servers(path); len(left) > 0 {
-		t.Fatal("processes are left", left)
-	}
-}
-
-// servers are the processes whose command line has this word.
-func servers(word string) []int {
-	var found []int
-	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, name := range all {
-		text, err := os.ReadFile(name)
-		if err == nil && bytes.Contains(text, []byte(word)) && bytes.Contains(text, []byte("\x00serve\x00")) {
-			number, _ := strconv.Atoi(strings.Split(name, "/")[2])
-			found = append(found, number)
-		}
-	}
-	return found
-}
-
-func TestAKilledProgramLeavesNoProcess(t *testing.T) {
-	if path := os.Getenv("ZEBU_TEST_OPENS"); path != "" {
-		open(t, path)
-		fmt.Println("open")
-		select {}
-	}
-	_, path := image(t, "qcow2")
-	child := exec.Command(os.Args[0], "-test.run=^TestAKilledProgramLeavesNoProcess$")
-	child.Env = append(os.Environ(), "ZEBU_TEST_OPENS="+path)
-	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for said := ""; !strings.Contains(said, "open"); {
-		p := make([]byte, 100)
-		n, err := out.Read(p)
-		if err != nil {
-			t.Fatal(said, err)
-		}
-		said += string(p[:n])
-	}
-	if len(servers(path)) == 0 {
-		t.Fatal("no process serves the disk")
-	}
-	child.Process.Signal(syscall.SIGKILL)
-	child.Wait()
-	// A guard against hanging.
-	for end := time.Now().Add(5 * time.Minute); len(servers(path)) > 0; {
-		if time.Now().After(end) {
-			t.Fatal("processes are left", servers(path))
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-func TestAServerThatDiesIsAnError(t *testing.T) {
-	_, path := image(t, "qcow2")
-	disk := open(t, path, zebu.Writable())
-	for _, number := range servers(path) {
-		syscall.Kill(number, syscall.SIGKILL)
-	}
-	for {
-		if err := disk.Flush(); err != nil {
-			break
-		}
-	}
-	if err := disk.Close(); err == nil {
-		t.Fatal("closed as if all were well")
-	}
-}
-
 func TestConvertTellsItsProgress(t *testing.T) {
 	raw, path := image(t, "qcow2")
 	to := filepath.Join(t.TempDir(), "copy.raw")
@@ -280,25 +161,6 @@ func TestConvertTellsItsProgress(t *testing.T) {
 	}
 }
 
-func TestAConversionThatIsCancelledLeavesNothing(t *testing.T) {
-	_, path := image(t, "qcow2")
-	dir := t.TempDir()
-	ctx, cancel := context.WithCancel(context.Background())
-	progress := make(chan float64, 1)
-	go func() {
-		<-progress
-		cancel()
-	}()
-	err := zebu.Convert(ctx, path, filepath.Join(dir, "new"), zebu.TargetFormat("qcow2"), zebu.Progress(progress),
-		zebu.Args("-r", "1M"))
-	if !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	if left, _ := os.ReadDir(dir); len(left) > 0 {
-		t.Fatal(left)
-	}
-}
-
 func TestInfoAndVerdict(t *testing.T) {
 	_, path := image(t, "qcow2")
 	info, err := zebu.Info(context.Background(), path)
@@ -313,62 +175,5 @@ func TestInfoAndVerdict(t *testing.T) {
 	verdict, err = zebu.Verdict(context.Background(), path)
 	if err != nil || verdict.Safe || len(verdict.Concerns) == 0 {
 		t.Fatal(verdict, err)
-	}
-}
-
-func TestAServerTakesCommands(t *testing.T) {
-	_, path := image(t, "qcow2")
-	ctx := context.Background()
-	server, err := zebu.Serve(ctx, []string{path}, zebu.Writable(), zebu.Exports("disk"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	err = errors.Join(
-		server.Resize(ctx, "disk", 16*mib),
-		server.CreateSnapshot(ctx, "disk", "before"),
-		server.AddBitmap(ctx, "disk", "changes"),
-		server.Flush(ctx, "disk"),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Resize(ctx, "none", 1); err == nil {
-		t.Fatal("an export that is not there")
-	}
-	tool(t, "qemu-io", "-f", "raw", "-c", "write -P 7 9M 64k", server.URI("disk"))
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
-	info, err := zebu.Info(ctx, path)
-	if err != nil || len(info.Snapshots) != 1 || info.VirtualSize != 16*mib || !bytes.Contains(info.Raw, []byte("changes")) {
-		t.Fatal(info, err)
-	}
-}
-
-func TestManyRoundsLoseNoAnswer(t *testing.T) {
-	rounds := 100
-	if text := os.Getenv("ZEBU_ROUNDS"); text != "" {
-		rounds, _ = strconv.Atoi(text)
-	}
-	raw, path := image(t, "qcow2")
-	for round := range rounds {
-		disk := open(t, path)
-		var wait sync.WaitGroup
-		for part := range 16 {
-			wait.Add(1)
-			go func() {
-				defer wait.Done()
-				at := (round*7919 + part*500_009) % (len(raw) - 4096)
-				p := make([]byte, 4096)
-				if _, err := disk.ReadAt(p, int64(at)); err != nil || !bytes.Equal(p, raw[at:at+4096]) {
-					t.Error("other bytes", at, err)
-				}
-			}()
-		}
-		wait.Wait()
-		if err := disk.Close(); err != nil {
-			t.Fatal(err)
-		}
 	}
 }

@@ -1,5 +1,6 @@
 //! The bindings of other languages, tested with the program that was built.
 
+use crate::go_embed::{self, MODULE, Program};
 use crate::test_programs::{BUILT, TestPrograms};
 use crate::{built_tools, wheel};
 use std::path::Path;
@@ -13,25 +14,42 @@ pub(crate) fn go_obstacle() -> Option<String> {
     find("go").is_none().then(|| "there is no Go (Debian: golang-go)".to_owned())
 }
 
-/// Formats, vets and tests the module of Go, with its detector of data races.
+/// Formats, vets and tests the module of Go with its detector of data races, and the module that has the program in it.
 pub(crate) fn go() -> Outcome {
+    go_embed::agrees()?;
     TestPrograms::build()?;
-    let folder = root().join("bindings/go");
+    let folder = root().join(MODULE);
+    let built = target_dir()?.join(BUILT);
     let unformatted = output(Command::new("gofmt").arg("-l").arg(&folder))?;
     if !unformatted.trim().is_empty() {
         return Err(format!("not as gofmt has it: {}", unformatted.trim()));
     }
-    run(go_command(&folder)?.args(["vet", "./..."]))?;
-    run(go_command(&folder)?.args(["test", "-race", "-count=1", "./..."]))
+    run(go_command(&folder, Some(&built))?.args(["vet", "./..."]))?;
+    run(go_command(&folder, Some(&built))?.args(["test", "-race", "-count=1", "-timeout=30m", "./..."]))?;
+    embedded(&folder, &built.join("zebu"))
 }
 
-/// Go in the folder of its module, with the built program as `zebu`.
-fn go_command(folder: &Path) -> Outcome<Command> {
+/// Tests the module that has the program in it, where there is no other program.
+fn embedded(folder: &Path, program: &Path) -> Outcome {
+    let machine = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let module = scratch.path().join("zebuembed");
+    go_embed::make(&module, &[Program { machine, path: program.to_owned() }])?;
+    let place = output(go_command(folder, None)?.args(["list", "-m"]))?;
+    let replaced = format!("{}={}", place.trim(), folder.display());
+    run(go_command(&module, None)?.args(["mod", "edit", "-replace", &replaced]))?;
+    let mut test = go_command(&module, None)?;
+    run(test.args(["test", "-count=1", "./..."]).env("XDG_CACHE_HOME", scratch.path().join("cache")))
+}
+
+/// Go in the folder of a module, with the programs of a folder before others.
+fn go_command(module: &Path, programs: Option<&Path>) -> Outcome<Command> {
     let mut command = Command::new("go");
-    let built = target_dir()?.join(BUILT);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths(std::iter::once(built).chain(std::env::split_paths(&path)));
-    command.current_dir(folder).env("PATH", path.map_err(|e| e.to_string())?).env("GOTOOLCHAIN", "auto");
+    let first = programs.map(Path::to_owned).into_iter();
+    let path = std::env::join_paths(first.chain(std::env::split_paths(&path)));
+    command.current_dir(module).env("PATH", path.map_err(|e| e.to_string())?).env("GOTOOLCHAIN", "auto");
+    command.env_remove("ZEBU");
     Ok(command)
 }
 

@@ -6,6 +6,7 @@ mod c_interface;
 mod ceph;
 mod coverage;
 mod fuzz;
+mod go_embed;
 mod guests;
 mod install;
 mod interleave;
@@ -111,6 +112,8 @@ enum Command {
     Package(package::PackageArgs),
     /// Make the package of Python for each machine and C library (maturin and Zig of PyPI)
     Wheel(wheel::WheelArgs),
+    /// Make the module of Go that has the program in it
+    GoEmbed(go_embed::GoEmbedArgs),
 }
 
 #[derive(Args)]
@@ -165,6 +168,7 @@ fn main() -> ExitCode {
         Command::Install(args) => install::command(&args),
         Command::Package(args) => package::command(&args),
         Command::Wheel(args) => wheel::command(&args),
+        Command::GoEmbed(args) => go_embed::command(&args),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish().map(drop),
         Command::Publish(PublishArgs { dry_run: false }) => {
             Err("only `cargo xtask publish --dry-run` is done here; `cargo publish` uploads".to_owned())

@@ -1,0 +1,6 @@
+package zebuembed
+
+import _ "embed"
+
+//go:embed zebu-linux-amd64
+var program []byte
