@@ -106,15 +106,21 @@ pub(crate) fn write(readme: &Path, results: &Path, tables: &[Results]) -> Outcom
         return Err(format!("{}: the markers of the figures are gone", readme.display()));
     };
     let plot = results.join(PLOT);
-    let svg = drawn("Times better than QEMU (logarithmic)", &bars(tables));
-    std::fs::write(&plot, svg).map_err(|e| format!("{}: {e}", plot.display()))?;
-    let new = format!("{}{BEGIN}\n\n{}\n{}", &text[..begin], figures(tables), &text[end..]);
+    let tables: Vec<&Results> = tables.iter().collect();
+    std::fs::write(&plot, self::plot(&tables)).map_err(|e| format!("{}: {e}", plot.display()))?;
+    let new = format!("{}{BEGIN}\n\n{}\n{}", &text[..begin], figures(&tables), &text[end..]);
     std::fs::write(readme, new).map_err(said)
 }
 
-fn bars(tables: &[Results]) -> Vec<Bar> {
+/// The plot, as a document of its own or a part of a page; nothing where no load of it was measured.
+pub(crate) fn plot(tables: &[&Results]) -> String {
+    let bars = bars(tables);
+    if bars.is_empty() { String::new() } else { drawn("Times better than QEMU (logarithmic)", &bars) }
+}
+
+fn bars(tables: &[&Results]) -> Vec<Bar> {
     let bar = |load: &Load, metric| {
-        let row = find(tables, load.table, load.row)?;
+        let row = find(tables.iter().copied(), load.table, load.row)?;
         let ratio = row.pair(row.side(load.qemu)?, metric).advantage()?;
         let shown = ratio.shown();
         // The spread is drawn.
@@ -125,13 +131,13 @@ fn bars(tables: &[Results]) -> Vec<Bar> {
     LINES.iter().flat_map(|line| line.loads.iter().filter_map(move |load| bar(load, line.metric))).collect()
 }
 
-fn figures(tables: &[Results]) -> String {
+fn figures(tables: &[&Results]) -> String {
     let mut text = String::from("| | zebu | QEMU | raw file or disk |\n|---|---:|---:|---:|\n");
     for Line { name, metric, loads } in LINES {
         let cells = |of: &dyn Fn(&Load) -> Option<(&'static str, &'static str)>| {
             let median = |load: &Load| {
                 let (name, who) = of(load)?;
-                let values = find(tables, load.table, name)?.side(who)?.of(*metric)?;
+                let values = find(tables.iter().copied(), load.table, name)?.side(who)?.of(*metric)?;
                 Some(shown(Summary::of(values).median))
             };
             let cells: Vec<String> =
@@ -143,7 +149,7 @@ fn figures(tables: &[Results]) -> String {
         let without = cells(&|load| load.without);
         let _ = writeln!(text, "| {name} | {zebu} | {qemu} | {without} |");
     }
-    let used: Vec<&Results> = tables.iter().filter(is_shown).collect();
+    let used: Vec<&Results> = tables.iter().copied().filter(is_shown).collect();
     let dates: BTreeSet<&str> = used.iter().map(|results| results.heading.date.as_str()).collect();
     let machines: BTreeSet<&str> = used.iter().map(|results| brief(&results.heading.machine)).collect();
     let joined = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join("; ");
@@ -173,10 +179,11 @@ mod tests {
     #[test]
     fn the_readme_says_what_is_kept() {
         let tables = Results::read_all(&root().join("bench/results")).unwrap();
+        let tables: Vec<&Results> = tables.iter().collect();
         let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
         assert!(readme.contains(&figures(&tables)), "run `cargo xtask bench --page`");
         for load in LINES.iter().flat_map(|line| line.loads) {
-            let row = find(&tables, load.table, load.row).expect(load.row);
+            let row = find(tables.iter().copied(), load.table, load.row).expect(load.row);
             assert!(row.side("zebu").is_some() && row.side(load.qemu).is_some(), "{}", load.row);
         }
         assert!(LINES.len() <= 8);

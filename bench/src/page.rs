@@ -1,6 +1,7 @@
 //! The page of results: one self-contained HTML file, written from what is saved and nothing else.
 
 use crate::Outcome;
+use crate::front;
 use crate::metric::{Kind, Metric};
 use crate::record::{Measured, Pair, Results, Row};
 use crate::stats::Summary;
@@ -24,6 +25,7 @@ td+td{white-space:nowrap}
 i{font-style:normal;opacity:.75}
 i.b{color:#c02020;opacity:1}
 s{text-decoration:none}
+svg{display:block;max-width:100%;height:auto;margin:1rem 0}
 nav a{margin-right:1rem;white-space:nowrap}
 @media(max-width:40rem){body{padding:.5rem}table{font-size:.75rem}th,td{padding:.25rem .2rem}td+td{white-space:normal}i{white-space:nowrap}td+td s{display:none}}
 @media(prefers-color-scheme:dark){i.b{color:#ff8080}}
@@ -67,6 +69,7 @@ fn page(tables: &[Results]) -> String {
         let _ = write!(html, "<a href=\"#{id}\">{title}</a> ");
     }
     html += "</nav>\n";
+    html += &front::plot(&tables);
     behind(&mut html, &tables);
     html += INTRO;
     for (kind, id, title) in PARTS {

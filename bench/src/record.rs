@@ -195,8 +195,13 @@ impl Results {
 }
 
 /// A row of one of the tables, by its name.
-pub(crate) fn find<'a>(tables: &'a [Results], table: &str, row: &str) -> Option<&'a Row> {
-    tables.iter().find(|results| results.table == table)?.rows.iter().find(|found| found.row == row)
+pub(crate) fn find<'a>(
+    tables: impl IntoIterator<Item = &'a Results>,
+    table: &str,
+    row: &str,
+) -> Option<&'a Row> {
+    let table = tables.into_iter().find(|results| results.table == table)?;
+    table.rows.iter().find(|found| found.row == row)
 }
 
 /// The figures of zebu in `new` that are worse than in `old` by more than both spreads, in words.

@@ -17,6 +17,7 @@ mod mutants;
 mod nextest;
 mod nightly;
 mod package;
+mod pictures;
 mod run_log;
 mod sanitize;
 mod setup;
@@ -28,6 +29,8 @@ mod threads;
 mod times;
 mod toolchain;
 mod torture;
+#[cfg(test)]
+mod tutorial;
 mod under_load;
 mod wheel;
 
@@ -56,7 +59,7 @@ enum Command {
     Setup,
     /// Run all checks and tests: what continuous integration runs
     Test(suite::TestArgs),
-    /// Convert, check, compare and clone a real file system image, with figures
+    /// A disk's life in a minute, beside QEMU: convert, backup, a kill, check, snapshot, a lazy disk
     Demo(demo::DemoArgs),
     /// Compare zebu with a model and with QEMU over seeded random operations
     Differential(PassThrough),
@@ -110,6 +113,8 @@ enum Command {
     Install(install::InstallArgs),
     /// Make everything that a release consists of: archives, packages, repositories, a container image, sums
     Package(package::PackageArgs),
+    /// Draw the pictures of the documents: maps of disks, the plot of the figures (rsvg-convert)
+    Pictures(pictures::PicturesArgs),
     /// Make the package of Python for each machine and C library (maturin and Zig of PyPI)
     Wheel(wheel::WheelArgs),
     /// Make the module of Go that has the program in it
@@ -167,6 +172,7 @@ fn main() -> ExitCode {
         Command::Msrv => toolchain::msrv(),
         Command::Install(args) => install::command(&args),
         Command::Package(args) => package::command(&args),
+        Command::Pictures(args) => pictures::command(&args),
         Command::Wheel(args) => wheel::command(&args),
         Command::GoEmbed(args) => go_embed::command(&args),
         Command::Publish(PublishArgs { dry_run: true }) => toolchain::publish().map(drop),

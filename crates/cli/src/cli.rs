@@ -331,7 +331,7 @@ fn help(about: Option<&str>) -> Result<u8, Failure> {
         _ if is_command => {
             Cli::try_parse_from(words).map_or_else(|error| help_text(&error), |_| String::new())
         }
-        Some(name) => match topics::TOPICS.iter().find(|topic| topic.name == name) {
+        Some(name) => match topics::find(name) {
             Some(topic) => format!("{}\n", topic.text),
             None => return Err(no_help(name)),
         },
@@ -441,11 +441,24 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
 
 /// The same, with what was probably meant.
 fn own_usage_message(error: &clap::Error) -> String {
-    let mut message = usage_message(error);
+    let mut message = unknown_command(error).unwrap_or_else(|| usage_message(error));
     if let Some(name) = suggestion(error) {
         let _ = write!(message, " (did you mean '{name}'?)");
     }
     message
+}
+
+/// The message about a word in the place of a command of `ctl`: to clap it is an argument too many.
+fn unknown_command(error: &clap::Error) -> Option<String> {
+    let (Some(ContextValue::String(word)), Some(ContextValue::StyledStr(usage))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::Usage))
+    else {
+        return None;
+    };
+    let is_command = error.kind() == ErrorKind::UnknownArgument
+        && !word.starts_with('-')
+        && usage.to_string().contains("<COMMAND>");
+    is_command.then(|| format!("unrecognized subcommand '{}'", without_secrets(word.as_ref())))
 }
 
 /// The word that was probably meant by an unknown one.
@@ -478,12 +491,25 @@ mod tests {
 
     #[test]
     fn what_was_probably_meant_is_told() {
-        for (line, meant) in
-            [(&["zebu", "covnert"][..], "convert"), (&["zebu", "convert", "--compres"], "--compress")]
-        {
+        for (line, meant) in [
+            (&["zebu", "covnert"][..], "convert"),
+            (&["zebu", "convert", "--compres"], "--compress"),
+            (&["zebu", "ctl", "disk.ctl", "satus"], "stats"),
+            (&["zebu", "ctl", "disk.ctl", "snapshot-lst", "web"], "snapshot-list"),
+        ] {
             let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
             assert!(message.ends_with(&format!("(did you mean '{meant}'?)")), "{message}");
         }
+    }
+
+    #[test]
+    fn a_command_of_ctl_that_is_like_none_is_called_a_command() {
+        let line = ["zebu", "ctl", "disk.ctl", "nosuch"];
+        let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+        assert_eq!(message, "unrecognized subcommand 'nosuch'");
+        let line = ["zebu", "ctl", "disk.ctl", "flush", "web", "more"];
+        let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+        assert!(message.contains("unexpected argument 'more'"), "{message}");
     }
 
     #[test]

@@ -24,6 +24,11 @@ fn keeping_text(command: Command, augment: fn(Command) -> Command) -> Command {
     augment(command).about(Resettable::from(about)).long_about(Resettable::from(long_about))
 }
 
+/// Describes a command by its arguments, and keeps its own text.
+pub(crate) fn described<T: Args>(command: Command) -> Command {
+    keeping_text(command, T::augment_args)
+}
+
 impl<T> DerefMut for Deferred<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
@@ -36,7 +41,7 @@ impl<T: Args> Args for Deferred<T> {
     }
 
     fn augment_args(command: Command) -> Command {
-        command.defer(|command| keeping_text(command, T::augment_args))
+        command.defer(described::<T>)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

@@ -170,7 +170,7 @@ impl Failure {
             None => dialect.name().to_owned(),
         };
         let name = if self.kind == FailureKind::Option { &full } else { dialect.name() };
-        let message = if dialect.is_qemu() { &message.replace(DEFAULTS, "") } else { message };
+        let message = if dialect.is_qemu() { &in_qemus_words(message) } else { message };
         let mut text = format!("{name}: {}\n", printable(message));
         if let Some(hint) = self.hint {
             let _ = writeln!(text, "{hint}");
@@ -296,8 +296,23 @@ fn remedy(error: &zebu::Error) -> String {
     known.to_owned()
 }
 
-/// Words on the variable that widens the references of all command lines; texts under QEMU's names leave it out.
+/// Words on the variable that widens the references of all command lines.
 const DEFAULTS: &str = "; ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed";
+/// The beginning of remedies by an option that QEMU's programs do not have.
+const OWN_OPTIONS: [&str; 3] = [" (--allow-refs", " (--header-costs", " (--copy"];
+
+/// A message for programs that know QEMU's options alone: a remedy by one of zebu's names the variable, or zebu.
+fn in_qemus_words(message: &str) -> String {
+    let Some((text, options)) =
+        OWN_OPTIONS.iter().find_map(|begin| message.rfind(begin).map(|at| message.split_at(at)))
+    else {
+        return message.to_owned();
+    };
+    match options.find(DEFAULTS) {
+        Some(at) => format!("{text} ({}", &options[at + "; ".len()..]),
+        None => format!("{text} (zebu {}", &options[" (".len()..]),
+    }
+}
 
 /// The options that let an image name a file which it may not name.
 fn reference_remedy(remedy: Option<&Remedy>) -> String {
@@ -319,6 +334,21 @@ fn reference_remedy(remedy: Option<&Remedy>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn remedies_under_qemus_names_are_those_that_are_there() {
+        for (message, told) in [
+            (
+                format!("no (--allow-refs dir=/a or --allow-refs all{DEFAULTS})"),
+                "no (ZEBU_ALLOW_REFS and /etc/zebu/refs widen what is allowed)",
+            ),
+            ("no (--header-costs unbounded)".to_owned(), "no (zebu --header-costs unbounded)"),
+            ("no (-f raw)".to_owned(), "no (-f raw)"),
+        ] {
+            let text = Failure::new(message).text(Program::QemuImg, None);
+            assert_eq!(text, format!("qemu-img: {told}\n"));
+        }
+    }
 
     #[test]
     fn a_message_is_one_line_whatever_the_file_is_called() {

@@ -2,12 +2,14 @@
 //! Under QEMU's names both are as there.
 
 use crate::failure::Failure;
+use crate::session::Session;
 use crate::store_target::store_name;
 use crate::values::NamedFormat;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use zebu::Format;
+use zebu::storage::{File, OpenFlags};
+use zebu::{Format, probe};
 use zebu_disks::{Program, printable, without_secrets};
 
 /// Ends of names, and the formats that they stand for.
@@ -35,25 +37,52 @@ pub(crate) fn settle_format(
     if given.is_some() || dialect.is_qemu() || !is_file_of_its_own(name)? {
         return Ok(());
     }
-    let suffix = Path::new(name).extension().unwrap_or_default();
-    let found = SUFFIXES.iter().find(|(ending, _)| suffix.eq_ignore_ascii_case(ending));
-    let Some((_, format)) = found else {
-        let line = |format: &str| {
-            let words = std::env::args_os().enumerate().flat_map(|(number, word)| {
-                let word = if number == 0 { "zebu".to_owned() } else { quoted(&without_secrets(&word)) };
-                std::iter::once(word).chain((number == 1).then(|| format!("{option} {format}")))
-            });
-            words.collect::<Vec<_>>().join(" ")
-        };
+    let Some(format) = format_by_suffix(name) else {
         return Err(Failure::new(format!(
             "the name '{}' does not tell the format of the new image; ask for it: `{}` or `{}`",
             without_secrets(name),
-            line("qcow2"),
-            line("raw")
+            typed_with(option, "qcow2"),
+            typed_with(option, "raw")
         )));
     };
     *given = Format::from_name(format).map(NamedFormat::from);
     Ok(())
+}
+
+/// The command line with an option more, for a user to paste.
+fn typed_with(option: &str, value: &str) -> String {
+    let words = std::env::args_os().enumerate().flat_map(|(number, word)| {
+        let word = if number == 0 { "zebu".to_owned() } else { quoted(&without_secrets(&word)) };
+        std::iter::once(word).chain((number == 1).then(|| format!("{option} {value}")))
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Refuses to write the bytes of a disk over the local image at `path` where nobody named a format of the target.
+///
+/// # Errors
+/// There is one. The message has the lines that would do.
+pub(crate) fn refuse_raw_over_image(session: &Session, path: &Path) -> Result<(), Failure> {
+    let worker = session.worker();
+    let found = File::open(path, &OpenFlags::default()).ok();
+    let found = found.and_then(|file| worker.block_on(probe(worker, &file)).ok());
+    let Some(format) = found.filter(|format| *format != Format::Raw) else { return Ok(()) };
+    let into = match format {
+        Format::Qcow2 => format!("`{}` writes into its disk, ", typed_with("-O", "qcow2")),
+        _ => String::new(),
+    };
+    Err(Failure::new(format!(
+        "'{}' is an image of the format {}: {into}`{}` writes over the image itself",
+        without_secrets(path.as_os_str()),
+        format.name(),
+        typed_with("-O", "raw")
+    )))
+}
+
+/// The name of the format that the suffix of `name` stands for.
+pub(crate) fn format_by_suffix(name: &OsStr) -> Option<&'static str> {
+    let suffix = Path::new(name).extension()?;
+    SUFFIXES.iter().find(|(ending, _)| suffix.eq_ignore_ascii_case(ending)).map(|(_, format)| *format)
 }
 
 /// Whether `name` is that of a file, here or in a store, that is made as a whole.

@@ -25,7 +25,7 @@ pub(crate) fn meant<'a>(name: &str, kind: &str, known: impl IntoIterator<Item = 
 }
 
 /// The name that is most like `name`, if any is like it at all.
-fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let rated = known.iter().map(|candidate| (strsim::jaro(name, candidate), *candidate));
     let likely = rated.filter(|(similarity, _)| *similarity > SIMILAR);
     likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)

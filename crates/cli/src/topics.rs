@@ -3,22 +3,25 @@
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
 use clap::CommandFactory;
 
-/// A topic: its name, a line about it, and its text.
+/// A topic: its name, other words that lead to it, a line about it, and its text.
 pub(crate) struct Topic {
     pub(crate) name: &'static str,
+    also: &'static [&'static str],
     pub(crate) about: &'static str,
     pub(crate) text: &'static str,
 }
 
 /// All topics.
-pub(crate) const TOPICS: [Topic; 8] = [
+pub(crate) const TOPICS: [Topic; 14] = [
     Topic {
         name: "options",
+        also: &[],
         about: "options that most commands have",
         text: "Options that most commands have; `zebu COMMAND --help` says which a command has:",
     },
     Topic {
         name: "names",
+        also: &["name", "nbd", "nbds", "http", "https", "rbd", "ceph", "json", "file"],
         about: "what the name of a disk can be",
         text: "\
 A disk is named by
@@ -29,6 +32,8 @@ A disk is named by
   nbd://HOST[:PORT]/EXPORT       an export of an NBD server
   nbd+unix:///EXPORT?socket=PATH
   rbd:POOL/IMAGE                 an image of Ceph
+  oci://REGISTRY/NAME[:TAG]      an image of a registry; oci-layout:PATH[:TAG] of a layout here
+  store:DIR/NAME[@POINT]         a point in time of a store; store:s3://BUCKET/PREFIX/NAME likewise
   json:{\"driver\":...}            a description, as QEMU writes it
   --image-opts driver=...        the same as key=value pairs
 
@@ -37,6 +42,7 @@ written once; `./-` is the file of that name.",
     },
     Topic {
         name: "formats",
+        also: &["format", "qcow2", "raw", "vmdk", "vhdx", "vhd", "vpc", "vdi", "qed", "parallels", "cloop", "dmg"],
         about: "which formats are read and made",
         text: "\
 Read and made:   qcow2 raw luks vmdk vhdx vpc vdi
@@ -49,7 +55,99 @@ format of a new file follows its suffix (.qcow2 .raw .img .vmdk .vhdx .vhd .vdi)
 exists and is not empty is replaced only with --force.",
     },
     Topic {
+        name: "store",
+        also: &["stores", "points-in-time"],
+        about: "points in time of a disk (store:)",
+        text: "\
+A store keeps points in time of one disk, in a folder or in an object store:
+
+  store:DIR/NAME                    here
+  store:s3://BUCKET/PREFIX/NAME     in S3 or its kin; gs:// and az:// likewise
+  store:DIR/NAME@POINT              one point; without @POINT the newest
+
+  zebu backup disk.qcow2 store:/backups/vm1 --bitmap nightly --keep-daily 7
+  zebu points store:/backups/vm1
+  zebu restore store:/backups/vm1 disk.qcow2
+  zebu verify store:/backups/vm1
+
+The first backup makes the store. `forget` removes points by rules, `compact` merges layers, `delta` compares two
+points. `serve`, `convert` and others read a point as they read any disk.",
+    },
+    Topic {
+        name: "oci",
+        also: &["oci-layout", "registry", "registries"],
+        about: "images of registries (oci://, oci-layout:)",
+        text: "\
+A disk can be an image of an OCI registry, or of a layout on this machine:
+
+  oci://REGISTRY[:PORT]/NAME[:TAG]      the image that the tag leads to now (without one: latest)
+  oci://REGISTRY[:PORT]/NAME@DIGEST     always the same image
+  oci-layout:PATH[:TAG]                 of a folder or a tar file
+
+  zebu pull oci://registry.example/images/debian:12 disk.qcow2
+  zebu push disk.qcow2 oci://registry.example/images/debian:12
+  zebu convert -O qcow2 oci://registry.example/images/debian:12 disk.qcow2
+
+Credentials are those of the tools of registries (auth.json, config.json). --mirror names another server first,
+--plain-http one without TLS, --platform and --oci-disk choose among several disks.",
+    },
+    Topic {
+        name: "object-stores",
+        also: &["s3", "gs", "az", "google", "azure"],
+        about: "objects in S3, Google and Azure (s3://, gs://, az://)",
+        text: "\
+  s3://BUCKET/KEY      in S3, or in a server that speaks as S3 does (AWS_ENDPOINT_URL)
+  gs://BUCKET/KEY      in Google's
+  az://CONTAINER/KEY   in Azure
+
+They are read lazily, and written by `convert` and `backup`. Credentials come from the environment and the files of the
+stores' own tools (AWS_PROFILE, ~/.aws and others).",
+    },
+    Topic {
+        name: "packed",
+        also: &["gz", "gzip", "bzip2", "xz", "zstd", "lz4", "tar", "ova", "appliances"],
+        about: "packed files, tar files and appliances",
+        text: "\
+`convert` and `backup` unpack their sources: gzip, bzip2, xz, zstd and lz4, tar files, and appliances (OVA).
+
+  --member NAME     a part of a tar file or an appliance with several
+  --max-size SIZE   the most bytes that a packed file may hold
+
+  zebu convert disk.raw.xz disk.qcow2
+  zebu convert --member disk2.vmdk appliance.ova disk.qcow2",
+    },
+    Topic {
+        name: "serving",
+        also: &["vhost-user-blk", "fuse", "ublk"],
+        about: "how virtual machines and others get at a disk",
+        text: "\
+  --nbd unix:PATH, --nbd HOST:PORT   for QEMU, nbd-client, libnbd
+  --vhost-user-blk PATH              for monitors that speak vhost-user
+  --fuse PATH                        as a file
+  --ublk                             as a block device of this machine (`zebu attach`, `zebu mount`)
+
+  zebu serve --nbd unix:disk.sock --control disk.ctl -f qcow2 disk.qcow2
+  zebu ctl disk.ctl stats
+  zebu top disk.ctl
+
+`ready` on standard output says that clients can connect.",
+    },
+    Topic {
+        name: "qemu",
+        also: &["qemu-img", "qemu-io", "qemu-nbd"],
+        about: "zebu in the place of qemu-img, qemu-io and qemu-nbd",
+        text: "\
+Called by the name of QEMU's program, zebu behaves as that program does: its options, its messages, its exit codes.
+
+  zebu install-names ~/bin          makes the links
+  PATH=~/bin:$PATH qemu-img info disk.qcow2
+
+Under its own name, zebu takes the format of a new file from its suffix, replaces no file without --force, and opens
+of the files that an image names only what --allow-refs says. Under QEMU's names it has none of these options.",
+    },
+    Topic {
         name: "references",
+        also: &["allow-refs"],
         about: "which files an image may have opened",
         text: "\
 An image can name others: its backing file, a data file, extents. --allow-refs says which of them may be opened:
@@ -65,6 +163,7 @@ An image can name others: its backing file, a data file, extents. --allow-refs s
     },
     Topic {
         name: "caches",
+        also: &["cache"],
         about: "which cache modes there are, and what is the default",
         text: "\
 -t of the image that is changed, -T of the one that is read:
@@ -80,6 +179,7 @@ The mapping of an image is cached in --cache-size bytes.",
     },
     Topic {
         name: "exit-codes",
+        also: &["exit"],
         about: "what the exit code of a command says",
         text: "\
   0     done
@@ -93,6 +193,7 @@ The mapping of an image is cached in --cache-size bytes.",
     },
     Topic {
         name: "secrets",
+        also: &["secret", "luks", "encryption"],
         about: "how keys and passwords are given",
         text: "\
   --object secret,id=ID,file=PATH          a file that holds the secret
@@ -105,6 +206,7 @@ their own tools read them. No message shows a secret.",
     },
     Topic {
         name: "signals",
+        also: &["signal"],
         about: "what signals do to a command",
         text: "\
 SIGINT, SIGTERM and SIGHUP stop a job when its requests in flight have completed. A second SIGINT or SIGTERM more than
@@ -133,9 +235,36 @@ pub(crate) fn options() -> String {
     format!("{intro}\n\n{}\n", Shared::command().render_long_help().to_string().trim_end())
 }
 
+/// The topic that a word leads to: its name, a word for it, or the beginning of names of disks (`s3://`).
+pub(crate) fn find(word: &str) -> Option<&'static Topic> {
+    let word = word.trim_end_matches(['/', ':']).to_ascii_lowercase();
+    TOPICS.iter().find(|topic| topic.name == word || topic.also.contains(&word.as_str()))
+}
+
 /// The list of topics.
 pub(crate) fn list() -> String {
-    let line = |topic: &Topic| format!("  {:<12} {}\n", topic.name, topic.about);
+    let line = |topic: &Topic| format!("  {:<13} {}\n", topic.name, topic.about);
     let lines: String = TOPICS.iter().map(line).collect();
     format!("Topics of `zebu help TOPIC`:\n{lines}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_leads_to_one_topic() {
+        let words: Vec<&str> = TOPICS
+            .iter()
+            .flat_map(|topic| std::iter::once(topic.name).chain(topic.also.iter().copied()))
+            .collect();
+        for word in &words {
+            assert_eq!(words.iter().filter(|other| *other == word).count(), 1, "{word}");
+        }
+        for (word, name) in
+            [("store:", "store"), ("oci://", "oci"), ("S3", "object-stores"), ("nbd+unix", "")]
+        {
+            assert_eq!(find(word).map_or("", |topic| topic.name), name, "{word}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
 use crate::encrypted_file::refuse_plain_text;
 use crate::failure::Failure;
-use crate::new_file::settle_format;
+use crate::new_file::{refuse_raw_over_image, settle_format};
 use crate::output::{json, stderr, stdout};
 use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::sector_size::warn_of_lost;
@@ -114,6 +114,15 @@ pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failu
         return Err(Failure::usage("all images are read by one I/O engine: their 'aio' options contradict"));
     }
     let mut session = Session::start(context, &args.engine, engines.first().copied())?;
+    if let Destination::Existing(name) = &destination
+        && let Ok(path) = local_path(name)
+        && !is_named
+        && !args.target_image_opts
+        && !args.dry_run
+        && !context.dialect.is_qemu()
+    {
+        refuse_raw_over_image(&session, &path)?;
+    }
     if args.source_cache.is_none() {
         session.read_uncached();
     }

@@ -187,7 +187,9 @@ fn create_options(
         create.backing = Some((backing.name, format));
     }
     if create.size.is_none() {
-        return Err(Failure::new(format!("{}: Image creation needs a size parameter", filename.display())));
+        let example = if session.dialect().is_qemu() { "" } else { " (such as 20G behind the name)" };
+        let name = filename.display();
+        return Err(Failure::new(format!("{name}: Image creation needs a size parameter{example}")));
     }
     Ok(create)
 }

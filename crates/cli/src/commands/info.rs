@@ -7,6 +7,7 @@ use nodes::{Nodes, chain_of, open_extents};
 
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
+use crate::image_failure::image_failure;
 use crate::output::info_human::image_text;
 use crate::output::info_json::{Fragmentation, ImageNode};
 use crate::output::info_node::InfoNode;
@@ -160,7 +161,7 @@ fn tree(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8,
     let (context, worker) = (session.context(), session.worker());
     let chain = worker
         .block_on(zebu::Image::look_down(worker, &spec.path, &spec.options))
-        .map_err(|error| Failure::opening(context, &spec.path, &error))?;
+        .map_err(|error| image_failure(spec, context, &error))?;
     let end = chain.end.map(|error| Failure::opening(context, &spec.path, &error));
     let reason = end.as_ref().and_then(|failure| failure.message.as_deref());
     let text = match output {

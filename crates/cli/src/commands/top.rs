@@ -93,7 +93,11 @@ fn once(
     }
     stdout::print(&match args.output {
         OutputFormat::Json => json::to_text(context.dialect, &document(&board))?,
-        OutputFormat::Human => table(&board, Terminal::of_standard_output().charset),
+        OutputFormat::Human => {
+            let terminal = Terminal::of_standard_output();
+            let room = std::io::stdout().is_terminal().then_some(terminal.columns);
+            table(&board, terminal.charset, room)
+        }
     })?;
     let is_silent = board.servers().any(|(_, error)| error.is_some());
     Ok(if is_silent { EXIT_FAILURE } else { 0 })

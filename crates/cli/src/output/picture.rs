@@ -56,6 +56,12 @@ impl Content {
         }
     }
 
+    /// The same as an attribute of SVG.
+    fn fill(self) -> String {
+        let opacity = if matches!(self, Self::Compressed(_)) { " fill-opacity=\"0.55\"" } else { "" };
+        format!("fill=\"{}\"{opacity}", self.colour().1)
+    }
+
     fn name(self, layers: &[String]) -> String {
         let file = |depth: u32| {
             layers.get(depth as usize).map_or_else(String::new, |name| format!(" in {}", printable(name)))
@@ -78,11 +84,22 @@ pub(crate) struct Picture {
     pub(crate) layers: Vec<String>,
     /// The meaning of rows and columns, in a line.
     pub(crate) caption: String,
+    pub(crate) cells_are: CellsAre,
+}
+
+/// The meaning of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CellsAre {
+    /// A part of the disk.
+    PartsOfTheDisk,
+    /// A part of the disk, if it lies in a part of the file.
+    PlacesInTheFile,
 }
 
 impl Picture {
-    /// Each content with its share of the cells, the largest first.
-    fn legend(&self) -> Vec<(Content, f64)> {
+    /// Each content with its share of the cells, the largest first. Where cells are no parts of the disk, they have none, and
+    /// those without data mean nothing.
+    fn legend(&self) -> Vec<(Content, Option<f64>)> {
         let mut kinds = self.cells.clone();
         kinds.sort_unstable();
         kinds.dedup();
@@ -92,7 +109,14 @@ impl Picture {
         };
         let mut legend: Vec<(Content, f64)> = kinds.into_iter().map(|kind| (kind, share(kind))).collect();
         legend.sort_by(|a, b| b.1.total_cmp(&a.1));
-        legend
+        match self.cells_are {
+            CellsAre::PartsOfTheDisk => legend.into_iter().map(|(kind, share)| (kind, Some(share))).collect(),
+            CellsAre::PlacesInTheFile => legend
+                .into_iter()
+                .filter(|(kind, _)| *kind != Content::Nothing)
+                .map(|(kind, _)| (kind, None))
+                .collect(),
+        }
     }
 
     /// Lines for a terminal.
@@ -117,7 +141,8 @@ impl Picture {
         for (content, share) in self.legend() {
             out.push_str("  ");
             paint(&mut out, content, terminal);
-            let _ = writeln!(out, "  {share:5.1} %  {}", content.name(&self.layers));
+            let share = share.map_or_else(String::new, |share| format!("{share:5.1} %  "));
+            let _ = writeln!(out, "  {share}{}", content.name(&self.layers));
         }
         out
     }
@@ -125,33 +150,46 @@ impl Picture {
     /// A document of its own.
     pub(crate) fn svg(&self) -> String {
         const CELL: usize = 10;
-        let (width, rows) = (self.columns * CELL, self.cells.len().div_ceil(self.columns.max(1)));
+        let columns = self.columns.max(1);
+        let (width, rows) = (columns * CELL, self.cells.len().div_ceil(columns));
         let legend = self.legend();
-        let height = rows * CELL + (legend.len() + 2) * 2 * CELL;
+        let (frame, height) = (rows * CELL, rows * CELL + (legend.len() + 2) * 2 * CELL);
+        // A margin of a cell on each side.
         let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
-             font-size=\"12\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-{CELL} -{CELL} {} {}\" font-family=\"sans-serif\" \
+             font-size=\"12\" shape-rendering=\"crispEdges\">\n\
+             <path d=\"M-{CELL} -{CELL}h{}v{}H-{CELL}z\" fill=\"white\"/>\n",
+            width + 2 * CELL,
+            height + CELL,
+            width + 2 * CELL,
+            height + CELL
         );
-        for (index, cell) in self.cells.iter().enumerate() {
-            let (x, y) = (index % self.columns * CELL, index / self.columns * CELL);
-            let opacity = if matches!(cell, Content::Compressed(_)) { " opacity=\"0.55\"" } else { "" };
-            let _ = writeln!(
-                out,
-                "<rect x=\"{x}\" y=\"{y}\" width=\"{CELL}\" height=\"{CELL}\" fill=\"{}\"{opacity}/>",
-                cell.colour().1
-            );
+        for (row, cells) in self.cells.chunks(columns).enumerate() {
+            let mut x = 0;
+            for run in cells.chunk_by(|a, b| a == b) {
+                let len = run.len() * CELL;
+                let _ = writeln!(
+                    out,
+                    "<rect x=\"{x}\" y=\"{}\" width=\"{len}\" height=\"{CELL}\" {}/>",
+                    row * CELL,
+                    run[0].fill()
+                );
+                x += len;
+            }
         }
-        let mut y = rows * CELL + 2 * CELL;
+        let _ = writeln!(out, "<path d=\"M0 0h{width}v{frame}H0z\" fill=\"none\" stroke=\"#64748b\"/>");
+        let mut y = frame + 2 * CELL;
         let _ = writeln!(out, "<text x=\"0\" y=\"{y}\">{}</text>", escaped(&self.caption));
         for (content, share) in legend {
             y += 2 * CELL;
             let _ = writeln!(
                 out,
-                "<rect x=\"0\" y=\"{}\" width=\"{CELL}\" height=\"{CELL}\" fill=\"{}\" stroke=\"#64748b\"/>\
-                 <text x=\"{}\" y=\"{y}\">{share:.1} % {}</text>",
+                "<rect x=\"0\" y=\"{}\" width=\"{CELL}\" height=\"{CELL}\" {} stroke=\"#64748b\"/>\
+                 <text x=\"{}\" y=\"{y}\">{}{}</text>",
                 y - CELL,
-                content.colour().1,
+                content.fill(),
                 2 * CELL,
+                share.map_or_else(String::new, |share| format!("{share:.1} % ")),
                 escaped(&content.name(&self.layers))
             );
         }
@@ -205,7 +243,20 @@ mod tests {
             ],
             layers: vec!["top.qcow2".into(), "<base>".into()],
             caption: by_disk(6 << 20, 6),
+            cells_are: CellsAre::PartsOfTheDisk,
         }
+    }
+
+    #[test]
+    fn places_without_data_are_no_part_of_a_disk() {
+        let picture = Picture { cells_are: CellsAre::PlacesInTheFile, ..picture() };
+        let terminal = Terminal { charset: Charset::Ascii, colours: Colours::None, columns: 40 };
+        let text = picture.text(terminal);
+        assert!(
+            !text.contains("nothing") && !text.contains('%') && text.contains("  #  data in top.qcow2"),
+            "{text}"
+        );
+        assert!(!picture.svg().contains("nothing"));
     }
 
     #[test]

@@ -1,7 +1,23 @@
 //! `qemu-img`: the commands that it has, of zebu's.
 
+use super::own_options::with_options_of_qemu;
 use super::{VERSION, help_argument, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli::{self, Cli};
+use crate::commands::amend::AmendArgs;
+use crate::commands::bench::BenchArgs;
+use crate::commands::bitmap::BitmapArgs;
+use crate::commands::check::CheckArgs;
+use crate::commands::commit::CommitArgs;
+use crate::commands::compare::CompareArgs;
+use crate::commands::convert::ConvertArgs;
+use crate::commands::create::CreateArgs;
+use crate::commands::dd::DdArgs;
+use crate::commands::info::InfoArgs;
+use crate::commands::map::MapArgs;
+use crate::commands::measure::MeasureArgs;
+use crate::commands::rebase::RebaseArgs;
+use crate::commands::resize::ResizeArgs;
+use crate::commands::snapshot::SnapshotArgs;
 use crate::failure::Failure;
 use clap::{CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -56,7 +72,7 @@ fn leading(mut arguments: Vec<OsString>) -> Vec<OsString> {
 fn command() -> clap::Command {
     let commands = Cli::command();
     let known = commands.get_subcommands().filter(|command| COMMANDS.contains(&command.get_name()));
-    let known = known.map(|command| command.clone().disable_help_flag(true).arg(help_argument()));
+    let known = known.map(|command| described(command.clone().disable_help_flag(true).arg(help_argument())));
     with_qemu_grammar(clap::Command::new("qemu-img").bin_name("qemu-img"))
         .about(format!("qemu-img {VERSION}\nQEMU's disk image utility, by zebu"))
         .override_usage("qemu-img [standard options] command [command options]")
@@ -65,6 +81,29 @@ fn command() -> clap::Command {
         .subcommand_required(true)
         .arg(trace_argument())
         .subcommands(known)
+}
+
+/// A command that gets its options, those of QEMU's program, when it is asked for.
+fn described(command: clap::Command) -> clap::Command {
+    let describe = match command.get_name() {
+        "amend" => with_options_of_qemu::<AmendArgs>,
+        "bench" => with_options_of_qemu::<BenchArgs>,
+        "bitmap" => with_options_of_qemu::<BitmapArgs>,
+        "check" => with_options_of_qemu::<CheckArgs>,
+        "commit" => with_options_of_qemu::<CommitArgs>,
+        "compare" => with_options_of_qemu::<CompareArgs>,
+        "convert" => with_options_of_qemu::<ConvertArgs>,
+        "create" => with_options_of_qemu::<CreateArgs>,
+        "dd" => with_options_of_qemu::<DdArgs>,
+        "info" => with_options_of_qemu::<InfoArgs>,
+        "map" => with_options_of_qemu::<MapArgs>,
+        "measure" => with_options_of_qemu::<MeasureArgs>,
+        "rebase" => with_options_of_qemu::<RebaseArgs>,
+        "resize" => with_options_of_qemu::<ResizeArgs>,
+        "snapshot" => with_options_of_qemu::<SnapshotArgs>,
+        _ => return command,
+    };
+    command.defer(describe)
 }
 
 #[cfg(test)]
@@ -134,6 +173,43 @@ mod tests {
         let matches = parse("qemu-img create -o=x -- -f=raw").unwrap();
         let create = matches.subcommand_matches("create").unwrap();
         assert_eq!(create.get_one::<String>("options").unwrap(), "=x");
+    }
+
+    #[test]
+    fn options_of_zebu_alone_are_unknown() {
+        for line in [
+            "qemu-img create --force a 1M",
+            "qemu-img create -p a 1M",
+            "qemu-img create --allow-refs all a 1M",
+            "qemu-img convert --force a b",
+            "qemu-img convert --workers 2 a b",
+            "qemu-img convert --seed=1 a b",
+            "qemu-img convert -v a b",
+            "qemu-img convert -i threads a b",
+            "qemu-img dd --force if=a of=b",
+            "qemu-img info --cache-size 1M a",
+            "qemu-img info --verdict a",
+            "qemu-img info --tree a",
+            "qemu-img map --picture a",
+            "qemu-img amend --unseal a",
+            "qemu-img snapshot --output json a",
+            "qemu-img bench --random a",
+        ] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{line}: {error}");
+        }
+        // Nothing of them makes a shortened name ambiguous.
+        for line in
+            ["qemu-img create --for qcow2 a 1M", "qemu-img convert --com a b", "qemu-img info --back a"]
+        {
+            assert!(parse(line).is_ok(), "{line}: {}", parse(line).unwrap_err());
+        }
+        let mut command = command();
+        command.build();
+        for program in command.get_subcommands_mut() {
+            let help = program.render_long_help().to_string();
+            assert!(!help.contains('\0') && !help.contains("--allow-refs"), "{help}");
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! `qemu-io`: the options that it has, of `zebu io`.
 
+use super::own_options::with_options_of_qemu;
 use super::{VERSION, object_help, parse, trace_argument, usage, with_qemu_grammar};
 use crate::cli;
 use crate::commands::io::{self, IoArgs};
 use crate::failure::Failure;
-use clap::{Args, FromArgMatches};
+use clap::FromArgMatches;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use zebu_disks::Context;
@@ -28,7 +29,7 @@ pub(crate) fn main(arguments: Vec<OsString>, context: &Context) -> ExitCode {
 }
 
 fn command() -> clap::Command {
-    with_qemu_grammar(IoArgs::augment_args(clap::Command::new("qemu-io").bin_name("qemu-io")))
+    with_qemu_grammar(with_options_of_qemu::<IoArgs>(clap::Command::new("qemu-io").bin_name("qemu-io")))
         .about(format!("qemu-io {VERSION}\nQEMU's disk exerciser, by zebu"))
         .arg(trace_argument())
         .after_help("See 'qemu-io -c help' for the commands.")

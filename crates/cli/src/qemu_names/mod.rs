@@ -9,6 +9,7 @@ mod nbd;
 mod nbd_objects;
 mod object_help;
 pub(crate) mod option_lists;
+mod own_options;
 mod usage;
 
 pub(crate) use img::main as qemu_img;

@@ -2,6 +2,7 @@
 
 use super::control_request::CheckpointStart;
 use super::find_export::find;
+use crate::suggestion::meant;
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -311,7 +312,10 @@ impl Checkpoints {
     fn find(&self, name: &str) -> Result<Rc<Job>, String> {
         let all = self.0.all.borrow();
         let found = all.iter().rev().find(|job| job.start.serve == name).cloned();
-        found.ok_or_else(|| format!("there is no checkpoint '{name}'"))
+        found.ok_or_else(|| {
+            let known = all.iter().map(|job| job.start.serve.as_str());
+            format!("there is no checkpoint '{name}'{}", meant(name, "checkpoints", known))
+        })
     }
 }
 

@@ -24,6 +24,8 @@ use zebu::storage::Worker;
 
 /// The name of the command that it runs.
 const COMMAND: &str = "tell-a-service-manager";
+/// The shortest time between two messages that the server is alive.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 /// The variables of a service manager.
 const SOCKET: &str = "NOTIFY_SOCKET";
 const WATCHDOG_TIME: &str = "WATCHDOG_USEC";
@@ -74,7 +76,9 @@ impl ServiceManager {
     /// # Errors
     /// The process that is to tell it things can't be started.
     pub(crate) fn of_environment() -> Result<Self, Failure> {
-        let Some(socket) = env::var_os(SOCKET) else { return Ok(Self { told: None, patience: None }) };
+        let Some(socket) = socket(env::var_os(SOCKET)) else {
+            return Ok(Self { told: None, patience: None });
+        };
         let fail = |error: io::Error| {
             Failure::new(format!("could not start what tells the service manager of the server: {error}"))
         };
@@ -97,7 +101,7 @@ impl ServiceManager {
     pub(crate) async fn stay_alive(&self, worker: &Worker, turn: impl AsyncFn()) -> Infallible {
         let Some(patience) = self.patience else { return pending().await };
         loop {
-            worker.sleep(patience / 2).await;
+            worker.sleep(pause(patience)).await;
             turn().await;
             self.tell(Message::Alive);
         }
@@ -110,6 +114,16 @@ impl ServiceManager {
             let _ = told.write_all(&[message.byte()]);
         }
     }
+}
+
+/// The socket of a service manager. An empty name is none, as in `sd_notify(3)`.
+fn socket(named: Option<OsString>) -> Option<OsString> {
+    named.filter(|name| !name.is_empty())
+}
+
+/// The time between two messages to a watchdog of this patience.
+fn pause(patience: Duration) -> Duration {
+    (patience / 2).max(SHORTEST_PAUSE)
 }
 
 /// The time of a watchdog that is meant for this process.
@@ -185,6 +199,19 @@ mod tests {
             assert_eq!(patience(Some(time), Some(process)), None, "{time} {process}");
         }
         assert_eq!(patience(None, Some(&own)), None);
+    }
+
+    #[test]
+    fn an_impatient_watchdog_is_not_flooded() {
+        assert_eq!(pause(Duration::from_micros(1)), Duration::from_millis(50));
+        assert_eq!(pause(Duration::from_secs(10)), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn an_empty_name_is_no_socket() {
+        assert_eq!(socket(Some(OsString::new())), None);
+        assert_eq!(socket(None), None);
+        assert_eq!(socket(Some("@abc".into())), Some("@abc".into()));
     }
 
     #[test]

@@ -1,28 +1,35 @@
 //! `zebu top --once`: the state as text or JSON.
 
 use super::board::{Board, Line, Order};
-use super::columns::{ALL, cell, state};
+use super::columns::{ALL, Column, cell, fitting, state};
 use super::rates::Rate;
 use crate::output::terminal::Charset;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// A table, as wide as it has to be.
-pub(crate) fn table(board: &Board, charset: Charset) -> String {
+/// A table, as wide as it has to be. If there is `room` for less, columns are left out as on the screen, and cells are cut.
+pub(crate) fn table(board: &Board, charset: Charset, room: Option<usize>) -> String {
     let lines = board.lines(Order::Given);
-    let column = |column| {
+    let cells = |column: Column| {
         let cells = lines.iter().map(move |line| cell(line, column, charset));
-        let cells: Vec<String> = std::iter::once(column.title().to_owned()).chain(cells).collect();
-        let width = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
-        (cells, width, column.is_text())
+        std::iter::once(column.title().to_owned()).chain(cells).collect::<Vec<String>>()
     };
-    let columns = ALL.map(column);
+    let natural =
+        ALL.map(|column| (column, cells(column).iter().map(|cell| cell.chars().count()).max().unwrap_or(0)));
+    let width = natural.iter().map(|(_, width)| width + 1).sum::<usize>() - 1;
+    let widths = room.filter(|room| *room < width).map_or_else(|| natural.to_vec(), fitting);
+    let columns: Vec<(Column, usize, Vec<String>)> =
+        widths.into_iter().map(|(column, width)| (column, width, cells(column))).collect();
     let mut text = String::new();
     for index in 0..=lines.len() {
         let mut line = String::new();
-        for (cells, width, is_text) in &columns {
-            let cell = &cells[index];
-            let _ = if *is_text { write!(line, "{cell:<width$} ") } else { write!(line, "{cell:>width$} ") };
+        for (column, width, cells) in &columns {
+            let cell: String = cells[index].chars().take(*width).collect();
+            let _ = if column.is_text() {
+                write!(line, "{cell:<width$} ")
+            } else {
+                write!(line, "{cell:>width$} ")
+            };
         }
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -110,10 +117,25 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each() {
-        let table = table(&board(), Charset::Ascii);
+        let table = table(&board(), Charset::Ascii, None);
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 3, "{table}");
         assert!(lines[1].starts_with("a:root") && lines[1].ends_with(" ok"), "{table}");
         assert!(lines[2].starts_with("b.ctl") && lines[2].ends_with(" gone"), "{table}");
+    }
+
+    #[test]
+    fn a_table_fits_a_terminal() {
+        let board = board();
+        for room in 20..120 {
+            let table = table(&board, Charset::Ascii, Some(room));
+            assert!(table.lines().all(|line| line.chars().count() <= room), "{room}: {table}");
+            assert_eq!(table.lines().count(), 3, "{table}");
+        }
+        let narrow = table(&board, Charset::Ascii, Some(40));
+        assert!(
+            narrow.starts_with("EXPORT") && narrow.contains("STATE") && !narrow.contains("CACHE"),
+            "{narrow}"
+        );
     }
 }

@@ -72,3 +72,34 @@ fn a_file_that_holds_something_is_replaced_only_by_force() {
         .zebu_as_typed("convert --force -O qcow2 top.qcow2 source.qcow2")
         .fails_naming(1, &["source.qcow2"]);
 }
+
+#[test]
+fn bytes_are_not_written_over_an_image_by_an_oversight() {
+    let scratch = Scratch::new();
+    scratch.write("source.raw", &[7; 1 << 20]);
+    scratch.zebu_as_typed("create -q there.qcow2 1M").ok();
+    scratch.zebu_as_typed("create -q there.vdi 1M").ok();
+    let (image, other) = (scratch.read("there.qcow2"), scratch.read("there.vdi"));
+    let line = "convert -n -f raw source.raw";
+    scratch.zebu_as_typed(&format!("{line} there.qcow2")).fails_naming(
+        1,
+        &[
+            "`zebu convert -O qcow2 -n -f raw source.raw there.qcow2`",
+            "`zebu convert -O raw -n -f raw source.raw there.qcow2`",
+        ],
+    );
+    scratch.zebu_as_typed(&format!("{line} there.vdi")).fails_naming(1, &["there.vdi", "-O raw"]);
+    assert!(scratch.read("there.qcow2") == image && scratch.read("there.vdi") == other);
+    // Each of the lines does what it says.
+    scratch.zebu_as_typed(&format!("{line} -O qcow2 there.qcow2")).ok();
+    scratch.zebu_as_typed("compare -f raw source.raw -F qcow2 there.qcow2").ok();
+    scratch.zebu_as_typed(&format!("{line} -O raw there.qcow2")).ok();
+    assert_eq!(scratch.read("there.qcow2")[..1 << 20], scratch.read("source.raw")[..]);
+    // A disk without a format is written as it is, and QEMU's names do as QEMU does.
+    scratch.write("plain.img", &[0; 1 << 20]);
+    scratch.zebu_as_typed(&format!("{line} plain.img")).ok();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), scratch.file("qemu-img")).unwrap();
+    scratch.zebu_as_typed("create -q other.qcow2 1M").ok();
+    scratch.run("./qemu-img", &["convert", "-n", "-f", "raw", "source.raw", "other.qcow2"]).ok();
+    assert_eq!(scratch.read("other.qcow2")[..1 << 20], scratch.read("source.raw")[..]);
+}

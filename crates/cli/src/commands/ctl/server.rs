@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use zebu_disks::Context;
+use zebu_disks::{Context, errno_text};
 
 /// A connection to a server.
 pub(super) struct Server {
@@ -29,7 +29,12 @@ impl Server {
                 let stream = BufReader::new(stream);
                 Ok(Self { context: context.clone(), stream, name, was_refused: false })
             }
-            Err(error) => Err(Failure::new(format!("could not connect to '{name}': {error}"))),
+            Err(error) => {
+                let why = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
+                Err(Failure::new(format!(
+                    "could not connect to '{name}': {why} (a server has the socket by --control)"
+                )))
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::shown_name;
 use crate::failure::Failure;
-use crate::output::picture::{Content, Picture, by_disk, by_file};
+use crate::output::picture::{CellsAre, Content, Picture, by_disk, by_file};
 use crate::output::stdout;
 use crate::output::terminal::Terminal;
 use crate::session::Session;
@@ -77,19 +77,20 @@ fn picture(
 ) -> Result<Picture, Failure> {
     let mut samples = Samples { session, image, end: range.end, known: None };
     let cells = columns * ROWS;
-    let (cells, caption) = match axes {
+    let (cells, caption, cells_are) = match axes {
         Axes::Disk => {
             let cells = samples.of_cells(&range, cells)?;
-            (cells, by_disk(range.end - range.start, columns * ROWS))
+            (cells, by_disk(range.end - range.start, columns * ROWS), CellsAre::PartsOfTheDisk)
         }
         Axes::File => {
             let file = image.info()?.file_length;
-            (samples.by_file(&range, columns, file)?, by_file(range.end - range.start, file))
+            let cells = samples.by_file(&range, columns, file)?;
+            (cells, by_file(range.end - range.start, file), CellsAre::PlacesInTheFile)
         }
     };
     let layers = std::iter::successors(Some(image.clone()), Image::backing);
     let layers = layers.map(|image| Ok(shown_name(&image.info()?.filename)));
-    Ok(Picture { columns, cells, layers: layers.collect::<Result<_, Failure>>()?, caption })
+    Ok(Picture { columns, cells, layers: layers.collect::<Result<_, Failure>>()?, caption, cells_are })
 }
 
 /// Looks at the mapping.

@@ -3,22 +3,12 @@
 use super::shared::parse_store;
 use crate::commands::convert::{self, ConvertArgs};
 use crate::failure::Failure;
+use crate::new_file::format_by_suffix;
 use clap::Parser;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use zebu_disks::{Context, is_on_server};
 use zebu_store::points::{PointName, PointsPlace};
-
-/// Formats of new files by the suffixes of their names.
-const SUFFIXES: [(&str, &str); 7] = [
-    ("qcow2", "qcow2"),
-    ("raw", "raw"),
-    ("img", "raw"),
-    ("vmdk", "vmdk"),
-    ("vhdx", "vhdx"),
-    ("vhd", "vpc"),
-    ("vdi", "vdi"),
-];
 
 /// Arguments of `zebu restore`.
 #[derive(Debug, clap::Args)]
@@ -114,7 +104,7 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
     let format = match (&args.target_format, target) {
         (Some(format), _) => format.clone(),
         (None, Target::Device | Target::Server) => "raw".to_owned(),
-        (None, Target::New | Target::File) => by_suffix(&args.target).ok_or_else(|| {
+        (None, Target::New | Target::File) => format_by_suffix(&args.target).map(str::to_owned).ok_or_else(|| {
             Failure::usage(format!(
                 "'{}' does not tell its format: give -O raw for the bytes of the disk, or -O qcow2 for an image",
                 Path::new(&args.target).display()
@@ -200,23 +190,9 @@ impl Drop for Replacement {
     }
 }
 
-fn by_suffix(name: &OsStr) -> Option<String> {
-    let suffix = Path::new(name).extension()?.to_str()?.to_ascii_lowercase();
-    SUFFIXES.iter().find(|(known, _)| *known == suffix).map(|(_, format)| (*format).to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn suffixes_tell_formats() {
-        for (name, format) in [("a.qcow2", Some("qcow2")), ("b/a.IMG", Some("raw")), ("a.vhd", Some("vpc"))] {
-            assert_eq!(by_suffix(OsStr::new(name)).as_deref(), format);
-        }
-        assert_eq!(by_suffix(OsStr::new("disk")), None);
-        assert_eq!(by_suffix(OsStr::new("disk.bin")), None);
-    }
 
     #[test]
     fn convert_knows_all_words() {
