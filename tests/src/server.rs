@@ -295,7 +295,8 @@ impl Server {
         is_readable(self.stdout.as_ref().expect("not read yet").as_raw_fd(), std::time::Duration::ZERO)
     }
 
-    fn heard(&self) -> String {
+    /// Its standard error as far as it has come.
+    pub fn heard(&self) -> String {
         String::from_utf8_lossy(&self.heard.lock().expect("nobody panics with it")).into_owned()
     }
 

@@ -1,6 +1,6 @@
 //! Exports that are added and removed while others are served, and a configuration that is read again.
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
 use zebu_tests::nbd_client::{Client, command};
@@ -235,4 +235,139 @@ fn what_a_configuration_can_not_be_is_refused_at_the_start() {
     let server = Server::start(dir, "-f qcow2 a.qcow2");
     let said = server.stop_by(Signal::HUP);
     assert!(said.contains("SIGHUP ends the server"), "{said}");
+}
+
+#[test]
+fn an_export_that_is_removed_is_named() {
+    let scratch = Scratch::new("come-and-go");
+    images(&scratch);
+    let dir = scratch.path();
+    let server = Server::start(dir, "--control ctl.sock --export-name a -f qcow2 a.qcow2");
+    let out = ctl(dir, "export-remove");
+    assert!(out.code != Some(0) && out.stderr.contains("EXPORT"), "{out}");
+    // The empty name leads clients to the first export, and removes none.
+    let out = zebu(dir, ["ctl", "ctl.sock", "export-remove", ""]).exits(1);
+    assert!(out.stderr.contains("there is no export '' (there are 'a')"), "{out}");
+    assert_eq!(names(dir), ["a"]);
+    ctl(dir, "export-remove a").ok();
+    server.stop();
+}
+
+/// Warnings are of what differs from what is served, however often and whatever the file said in between.
+#[test]
+fn a_configuration_is_compared_with_what_is_in_effect() {
+    let scratch = Scratch::new("come-and-go");
+    images(&scratch);
+    let dir = scratch.path();
+    let text =
+        |control: &str, of_a: &str| format!("[server]\ncontrol = \"{control}\"\n{}", export("a", of_a));
+    configure(dir, &text("ctl.sock", ""));
+    let server = Server::start(dir, &format!("--config {CONFIG} --log-level info --no-sandbox"));
+    let mut reads = 0;
+    // How often these words were said after the configuration was read once more.
+    let mut reload = |text: &str| {
+        configure(dir, text);
+        server.signal(Signal::HUP);
+        reads += 1;
+        wait_until("it was read again", || server.heard().matches("was read again").count() == reads);
+        let said = server.heard();
+        ["control has changed", "control is gone", "read-only of 'a' has changed", "undone:"]
+            .map(|words| said.matches(words).count())
+    };
+    assert_eq!(reload(&text("other.sock", "read-only = true")), [1, 0, 1, 0]);
+    // It is as before, and takes no effect yet.
+    assert_eq!(reload(&text("other.sock", "read-only = true")), [2, 0, 2, 0]);
+    assert_eq!(reload(&text("ctl.sock", "")), [2, 0, 2, 0]);
+    assert_eq!(reload(&format!("[server]\n{}", export("a", ""))), [2, 1, 2, 0]);
+    // What ctl removed comes again as the file says now, so that nothing has to be restarted.
+    ctl(dir, "export-remove a").ok();
+    assert_eq!(reload(&text("ctl.sock", "read-only = true")), [2, 1, 2, 1]);
+    assert_eq!(reload(&text("ctl.sock", "read-only = true")), [2, 1, 2, 1]);
+    assert_eq!(told(dir, "stats a")["read-only"], true);
+    // What could not be opened was not there: nobody has removed it.
+    ctl(dir, "export-remove a").ok();
+    ctl(dir, "export-add z b.qcow2").ok();
+    let both = text("ctl.sock", "") + &export("z", "");
+    std::fs::remove_file(dir.join("a.qcow2")).unwrap();
+    configure(dir, &both);
+    server.signal(Signal::HUP);
+    server.wait_for_words("the configuration stays as it is");
+    zebu(dir, ["create", "-q", "-f", "qcow2", "a.qcow2", "64M"]).ok();
+    let said = reload(&text("ctl.sock", ""));
+    assert_eq!(said, [2, 1, 2, 3], "{}", server.heard());
+    server.stop_with_messages();
+}
+
+#[test]
+fn an_export_of_the_configuration_gets_another_name() {
+    for options in ["", "--no-sandbox"] {
+        let scratch = Scratch::new("come-and-go");
+        images(&scratch);
+        let dir = scratch.path();
+        let named = |name: &str, more: &str| {
+            let export = export("a", more).replace("name = \"a\"", &format!("name = \"{name}\""));
+            format!("[server]\ncontrol = \"ctl.sock\"\n{export}")
+        };
+        configure(dir, &named("a", ""));
+        let server = Server::start(dir, &format!("--config {CONFIG} --log-level info {options}"));
+        let mut client = Client::open(server.socket(), "a").unwrap();
+        assert_eq!(client.write(0, 0, &[7; 512]).unwrap(), 0);
+        // Not under a client.
+        configure(dir, &named("z", "iops = 5000"));
+        server.signal(Signal::HUP);
+        server.wait_for_words("the export 'z' is not added, since 'a' still has its file");
+        assert_eq!(names(dir), ["a"]);
+        drop(client);
+        wait_until("a is free", || told(dir, "stats a")["clients"] == 0);
+        server.signal(Signal::HUP);
+        wait_until("it has another name", || names(dir) == ["z"]);
+        assert_eq!(Client::open(server.socket(), "z").unwrap().read(0, 512).unwrap(), [7; 512]);
+        wait_until("its limits are set", || {
+            told(dir, "limit z --output json")["limits"] == serde_json::json!({ "iops": 5000 })
+        });
+        // A name that ctl gave gives way, too.
+        wait_until("z is free", || told(dir, "stats z")["clients"] == 0);
+        ctl(dir, "export-remove z").ok();
+        ctl(dir, "export-add -f qcow2 c a.qcow2").ok();
+        server.signal(Signal::HUP);
+        wait_until("the name is that of the file", || names(dir) == ["z"]);
+        let said = server.heard();
+        assert!(!said.contains("stays as it is"), "{said}");
+        server.stop_with_messages();
+    }
+}
+
+/// A server that never answers, and a process that opens no file: neither keeps the server from its end.
+#[test]
+fn a_configuration_that_does_not_answer_holds_up_no_end() {
+    for options in ["", "--no-sandbox"] {
+        let scratch = Scratch::new("come-and-go");
+        images(&scratch);
+        let dir = scratch.path();
+        let silent = std::os::unix::net::UnixListener::bind(dir.join("silent.sock")).unwrap();
+        let text = format!("[server]\ncontrol = \"ctl.sock\"\n{}", export("a", ""));
+        configure(dir, &text);
+        let server = Server::start(dir, &format!("--config {CONFIG} --log-level info {options}"));
+        let name = format!("nbd+unix:///?socket={}", dir.join("silent.sock").display());
+        configure(dir, &format!("{text}[[exports]]\nname = \"s\"\nfile = \"{name}\"\nformat = \"raw\"\n"));
+        let opener = server.children().into_iter().find(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains("open-for-a-server")
+        });
+        assert_eq!(opener.is_some(), options.is_empty());
+        let opener = opener.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if let Some(opener) = opener {
+            kill_process(opener, Signal::STOP).unwrap();
+        }
+        server.signal(Signal::HUP);
+        server.wait_for_words("is read again");
+        let connected = opener.is_none().then(|| silent.accept().unwrap());
+        server.stop_with_messages();
+        drop(connected);
+        if let Some(opener) = opener {
+            // It ends by itself once it goes on.
+            kill_process(opener, Signal::CONT).unwrap();
+        }
+        zebu(dir, ["check", "a.qcow2"]).ok();
+    }
 }

@@ -194,3 +194,37 @@ fn limits_that_make_no_sense_are_refused() {
     assert_eq!(told(dir, "limit a --output json")["limits"]["iops"], most.get());
     server.stop();
 }
+
+#[test]
+fn groups_have_names_and_go_when_nothing_is_left_of_them() {
+    let (scratch, server) = serve("");
+    let dir = scratch.path();
+    let words = ["ctl", "ctl.sock", "limit", "--group"];
+    for name in ["", "none", "a b", "a,b", "a=b", "a/b", "\n", "b\u{e4}r", &"g".repeat(129)] {
+        let out = zebu(dir, words.into_iter().chain([name, "iops=5"])).exits(1);
+        assert!(out.stderr.contains("can't be the name of a group: use letters"), "{out}");
+    }
+    let groups = || told(dir, "limit --output json")["groups"].as_array().unwrap().len();
+    for name in ["a", "a-b_c.d", "9", &"g".repeat(128)] {
+        ctl(dir, &format!("limit --group {name} iops=5"));
+        assert_eq!(groups(), 1);
+        ctl(dir, &format!("limit --group {name} none"));
+        assert_eq!(groups(), 0);
+    }
+    // One that limits nothing any more stays as long as an export is in it.
+    ctl(dir, "limit --group g iops=5");
+    ctl(dir, "limit a group=g");
+    ctl(dir, "limit b group=g");
+    ctl(dir, "limit --group g none");
+    assert_eq!(groups(), 1);
+    ctl(dir, "limit a group=none");
+    assert_eq!(groups(), 1);
+    ctl(dir, "export-remove b");
+    assert_eq!(groups(), 0);
+    // One that has limits waits for exports.
+    ctl(dir, "limit --group g iops=5");
+    ctl(dir, "limit a group=g");
+    ctl(dir, "limit a group=none");
+    assert_eq!(groups(), 1);
+    server.stop();
+}

@@ -175,8 +175,8 @@ enum CtlCommand {
     ExportAdd(exports::AddArgs),
     /// Remove an export: it is flushed and closed when this returns
     ExportRemove {
-        /// The export; may be left out if there is one
-        export: Option<String>,
+        /// The export, by its own name: it is never guessed
+        export: String,
         /// Disconnect its clients and end its jobs
         #[arg(long)]
         force: bool,
@@ -372,9 +372,7 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         }
         CtlCommand::Limit(args) => return exports::limit(&mut server, &args),
         CtlCommand::ExportAdd(args) => return exports::add(&mut server, &args),
-        CtlCommand::ExportRemove { export, force } => {
-            (Command::ExportRemove { export: server.export(export)?, force }, false)
-        }
+        CtlCommand::ExportRemove { export, force } => (Command::ExportRemove { export, force }, false),
         CtlCommand::Jobs { output } => {
             let told = server.ask(Command::Jobs)?;
             stdout::print(&match output {

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &ServeArgs, context: &Context) -> Result<u8, Failure> {
     let mut names = names(args, &specs)?;
     if let Some(path) = &args.config {
         let (args, loaded) = with_config(args, path)?;
-        for export in &loaded.last.borrow().exports {
+        for export in &loaded.in_effect.borrow().exports {
             specs.push(spec_of(&args, context, export)?);
             names.push(export.name.clone());
         }
@@ -131,7 +131,7 @@ fn with_config(args: &ServeArgs, path: &Path) -> Result<(ServeArgs, Loaded), Fai
             path.display()
         )));
     }
-    Ok((args, Loaded { path, last: RefCell::new(config) }))
+    Ok((args, Loaded { path, in_effect: RefCell::new(config) }))
 }
 
 /// The image of an export of the configuration.
@@ -417,8 +417,11 @@ fn serve(
     footprint.remove_sockets();
     // What waits for limits is answered first.
     controlled.exports.end_limits();
-    // Servers may be silent, and the end waits for what is under way.
+    // Servers may be silent, and so may what opens files; the end waits for what is under way.
     session.context().disks.remote.hurry();
+    if let Files::Sandboxed(Some(opener)) = &controlled.served.files {
+        opener.leave();
+    }
     // First, so that no request of a client waits for a copy any more.
     worker.block_on(controlled.backups.stop(worker));
     worker.block_on(controlled.checkpoints.stop(worker, &controlled.exports));

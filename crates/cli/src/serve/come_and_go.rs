@@ -299,6 +299,7 @@ impl Served<'_> {
         }
         drop(export);
         self.origins.borrow_mut().remove(&name);
+        self.groups.remove_empty();
         let Some(opened) = self.images.take(&name) else { return Ok(()) };
         let closed = close(worker, &opened).await;
         self.log.write(Level::Info, format_args!("the export '{name}' was removed"));

@@ -2,6 +2,7 @@
 
 use super::address::Address;
 use super::limit_change::limit_of;
+use super::limits::check_group_name;
 use crate::values::NamedFormat;
 use rustix::fs::{Mode, OFlags, open};
 use serde::de::{Error as _, Visitor};
@@ -164,10 +165,11 @@ impl From<LimitsText> for Limits {
     }
 }
 
-/// The configuration of a server, as it was read last.
+/// The configuration of a server.
 pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
-    pub(crate) last: RefCell<ConfigFile>,
+    /// As far as it is in effect: sockets as they were at the start, exports of it that are there, as they were opened.
+    pub(crate) in_effect: RefCell<ConfigFile>,
 }
 
 /// A file, to name lines of it.
@@ -220,9 +222,7 @@ impl ConfigFile {
             let span = limits.span();
             let limits = Limits::from(limits.into_inner());
             let fail = |what: &str| source.mistake(span.clone(), Some(&format!("groups.{name}")), what);
-            if name.is_empty() || name.contains([',', '=']) || name == "none" {
-                return Err(fail("this can't be the name of a group"));
-            }
+            check_group_name(&name).map_err(|what| fail(&what))?;
             check_bursts(&limits).map_err(|what| fail(&what))?;
             if limits.is_empty() {
                 return Err(fail("a group without limits limits nothing"));
@@ -420,6 +420,8 @@ read-only = true
             ("[groups.g]\nbps = 99999999999999999999\n", "line 2: bps: "),
             ("[groups.g]\nburst = 5\n", "line 1: groups.g: burst is of a limit"),
             ("[groups.g]\n", "line 1: groups.g: a group without limits"),
+            ("[groups.\"a b\"]\niops = 1\n", "line 1: groups.a b: 'a b' can't be the name of a group"),
+            ("[groups.none]\niops = 1\n", "line 1: groups.none: 'none' can't be the name"),
             ("[groups.g]\niops = 1\niops = 2\n", "line 3: iops: duplicate key"),
             (&format!("{export}{export}"), "line 5: name: the export 'a' is in line 2 already"),
             (&format!("{export}group = \"g\"\n"), "line 4: group: there is no group 'g' in this file"),

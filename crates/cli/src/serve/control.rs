@@ -5,7 +5,7 @@ use super::checkpoints;
 use super::come_and_go::{Clients, Turn};
 use super::control_request::{Command, Request, VERSION};
 use super::controlled::{Controlled, Listens, writable};
-use super::find_export::find;
+use super::find_export::{find, find_named};
 use super::forks;
 use super::limit_change::LimitChange;
 use super::limits;
@@ -196,7 +196,7 @@ async fn execute(
         }
         Command::ExportRemove { export, force } => {
             let _turn = Turn::wait(worker, &served.is_changing).await;
-            let export = find(exports, &export)?;
+            let export = find_named(exports, &export)?;
             let clients = if force { Clients::Disconnected } else { Clients::Kept };
             served.remove(worker, export, clients, controlled.jobs()).await.map(|()| json!({}))
         }

@@ -8,6 +8,8 @@ use zebu_export::{Export, Exports, LimitGroup, Limits};
 
 /// The most groups of a server.
 const MOST_GROUPS: usize = 4096;
+/// Bytes of the longest name of a group.
+const LONGEST_NAME: usize = 128;
 
 /// The groups of a server, by their names.
 #[derive(Default)]
@@ -46,6 +48,11 @@ impl Groups {
         }
     }
 
+    /// Removes the groups that limit nothing, and that no export is in.
+    pub(crate) fn remove_empty(&self) {
+        self.0.borrow_mut().retain(|_, group| !group.limits().is_empty() || group.members() > 0);
+    }
+
     /// All, in the order of their names.
     pub(crate) fn all(&self) -> Vec<LimitGroup> {
         self.0.borrow().values().cloned().collect()
@@ -55,6 +62,22 @@ impl Groups {
         let groups = self.0.borrow();
         groups.len() < MOST_GROUPS || groups.contains_key(name)
     }
+}
+
+/// Judges the name of a group.
+///
+/// # Errors
+/// It is empty, longer than 128 bytes, `none`, or has other characters than ASCII letters, digits, `-`, `_` and `.`.
+pub(crate) fn check_group_name(name: &str) -> Result<(), String> {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > LONGEST_NAME || name == "none" || !name.bytes().all(is_known) {
+        return Err(format!(
+            "'{}' can't be the name of a group: use letters, digits, '-', '_' and '.', at most {LONGEST_NAME} of them, and not \
+             'none'",
+            zebu_disks::printable(name)
+        ));
+    }
+    Ok(())
 }
 
 /// The first names of a list, quoted.
@@ -81,18 +104,17 @@ pub(crate) fn change_export(groups: &Groups, export: &Export, change: &LimitChan
     export.set_limits(&limits);
     if group.as_ref().map(|group| group.name().to_owned()) != group_name(export) {
         export.set_limit_group(group.as_ref());
+        groups.remove_empty();
     }
     Ok(())
 }
 
-/// Changes the limits of a group, which is made if it is not there. Without any limit left it goes, unless exports are in it.
+/// Changes the limits of a group, which is made if it is not there. Without any limit left it goes when no export is in it.
 pub(crate) fn change_group(groups: &Groups, name: &str, change: &LimitChange) -> Result<(), String> {
     if matches!(change.group, GroupChange::Joins(_)) {
         return Err("a group is in no other group: group=NAME is for exports".to_owned());
     }
-    if name.is_empty() || name.contains([',', '=']) || name == "none" {
-        return Err(format!("'{name}' can't be the name of a group: use letters, digits and dashes"));
-    }
+    check_group_name(name)?;
     if !groups.has_room_for(name) {
         return Err(format!("there are {MOST_GROUPS} groups already: remove one (limit --group NAME none)"));
     }
@@ -100,12 +122,10 @@ pub(crate) fn change_group(groups: &Groups, name: &str, change: &LimitChange) ->
     let before = known.as_ref().map(LimitGroup::limits).unwrap_or_default();
     let limits = change.apply(&before)?;
     match known {
-        Ok(group) if limits.is_empty() && group.members() == 0 => {
-            drop(groups.0.borrow_mut().remove(name));
-        }
         Err(_) if limits.is_empty() => return known.map(drop),
         _ => groups.set(name, &limits),
     }
+    groups.remove_empty();
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -54,7 +55,11 @@ pub(crate) enum Handed {
 
 /// The process, as its server has it.
 #[derive(Clone)]
-pub(crate) struct Opener(Arc<Mutex<UnixStream>>);
+pub(crate) struct Opener {
+    stream: Arc<Mutex<UnixStream>>,
+    /// The same socket, for who does not wait for answers.
+    unlocked: Arc<UnixStream>,
+}
 
 impl Opener {
     /// Starts it. It ends when the server does.
@@ -69,12 +74,19 @@ impl Opener {
         command.arg(COMMAND).arg("--config").arg(config);
         // What a terminal sends to the server's group is not for it.
         command.process_group(0).stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        let unlocked = Arc::new(ours.try_clone().map_err(fail)?);
         command.spawn().map_err(fail)?;
-        Ok(Self(Arc::new(Mutex::new(ours))))
+        Ok(Self { stream: Arc::new(Mutex::new(ours)), unlocked })
+    }
+
+    /// Ends questions that are not answered yet, and all later ones.
+    pub(crate) fn leave(&self) {
+        // One that is gone asks nobody.
+        let _ = self.unlocked.shutdown(Shutdown::Both);
     }
 
     async fn ask(&self, worker: &Worker, question: Vec<u8>) -> Result<(u8, String, Option<OwnedFd>), String> {
-        let stream = Arc::clone(&self.0);
+        let stream = Arc::clone(&self.stream);
         let asked = worker.run_blocking(move || {
             let mut stream = stream.lock();
             stream.write_all(&question)?;

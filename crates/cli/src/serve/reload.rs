@@ -6,6 +6,8 @@ use super::jobs::Jobs;
 use super::limit_change::in_words;
 use super::limits::{Groups, group_name};
 use super::opened::Opened;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use zebu::Access;
 use zebu::storage::Worker;
 use zebu_export::{Export, Exports, Level, Limits, Log};
@@ -14,6 +16,9 @@ use zebu_export::{Export, Exports, Level, Limits, Log};
 pub(crate) async fn reload(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>) {
     let Some(loaded) = &served.config else { return };
     let _turn = Turn::wait(worker, &served.is_changing).await;
+    served
+        .log
+        .write(Level::Info, format_args!("the configuration '{}' is read again", loaded.path.display()));
     match apply(worker, served, jobs, loaded).await {
         Ok(()) => {
             let path = loaded.path.display();
@@ -35,7 +40,7 @@ async fn apply(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, loaded: &Lo
         Files::Sandboxed(None) => return Err("there is nobody to read the configuration".to_owned()),
     };
     let wanted = ConfigFile::parse(&loaded.path, &text)?;
-    let last = loaded.last.borrow().clone();
+    let last = loaded.in_effect.borrow().clone();
     for export in &wanted.exports {
         if served.origin(&export.name) == Some(Origin::CommandLine) {
             return Err(format!(
@@ -46,10 +51,11 @@ async fn apply(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, loaded: &Lo
             ));
         }
     }
-    // All that may fail comes first.
+    // All that may fail comes first, but for images that others hold until they are removed.
     let mut opened = Vec::new();
+    let held = held_by_others(served, &wanted);
     for (number, export) in wanted.exports.iter().enumerate() {
-        if served.origin(&export.name).is_some() {
+        if served.origin(&export.name).is_some() || held.contains(&export.file) {
             continue;
         }
         match open(worker, served, number, export).await {
@@ -64,6 +70,7 @@ async fn apply(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, loaded: &Lo
     }
     tell_of_restart(served, loaded, &last, &wanted);
     remove_others(worker, served, jobs, &wanted).await;
+    let mut added = BTreeSet::new();
     for (export, image) in opened {
         if last.exports.iter().any(|other| other.name == export.name) {
             undone(
@@ -71,20 +78,68 @@ async fn apply(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, loaded: &Lo
                 format_args!("the export '{}', which ctl had removed, is added again", export.name),
             );
         }
+        added.insert(export.name.clone());
         add(worker, served, export, image).await;
     }
-    // Those whose names were taken until now.
+    // Those whose names or images were taken until now.
     for (number, export) in wanted.exports.iter().enumerate() {
-        if served.origin(&export.name).is_none() {
-            match open(worker, served, number, export).await {
-                Ok(image) => add(worker, served, export, image).await,
-                Err(why) => served.log.write(Level::Error, format_args!("{why}")),
+        if served.origin(&export.name).is_some() {
+            continue;
+        }
+        if let Some(other) = served.exports.iter().find(|other| other.image().path() == export.file) {
+            let (name, other, line) = (&export.name, other.name().to_owned(), export.line);
+            let what = format_args!(
+                "'{}', line {line}: the export '{name}' is not added, since '{other}' still has its file",
+                loaded.path.display()
+            );
+            served.log.write(Level::Warning, what);
+            continue;
+        }
+        match open(worker, served, number, export).await {
+            Ok(image) => {
+                added.insert(export.name.clone());
+                add(worker, served, export, image).await;
             }
+            Err(why) => served.log.write(Level::Error, format_args!("{why}")),
         }
     }
     set_limits(&served.log, &served.groups, &served.exports, &last, &wanted);
-    *loaded.last.borrow_mut() = wanted;
+    *loaded.in_effect.borrow_mut() = in_effect(served, last, wanted, &added);
     Ok(())
+}
+
+/// Files of exports that go if the configuration is made true: an export of another name may have one of them.
+fn held_by_others(served: &Served<'_>, wanted: &ConfigFile) -> BTreeSet<PathBuf> {
+    let going = served.exports.iter().filter(|export| goes(served, export.name(), wanted));
+    going.map(|export| export.image().path().to_owned()).collect()
+}
+
+/// Whether an export is to be removed: the configuration's own of before that it has no more, and those of `ctl`.
+fn goes(served: &Served<'_>, name: &str, wanted: &ConfigFile) -> bool {
+    match served.origin(name) {
+        Some(Origin::File) => !wanted.exports.iter().any(|other| other.name == name),
+        Some(Origin::Ctl) => true,
+        Some(Origin::CommandLine) | None => false,
+    }
+}
+
+/// The configuration as far as it is in effect now. `added` are the exports that were opened as `wanted` says.
+fn in_effect(
+    served: &Served<'_>,
+    last: ConfigFile,
+    wanted: ConfigFile,
+    added: &BTreeSet<String>,
+) -> ConfigFile {
+    let of = |file: &ConfigFile, name: &str| file.exports.iter().find(|export| export.name == name).cloned();
+    let mut exports = Vec::new();
+    for export in served.exports.iter().filter(|export| served.origin(export.name()) == Some(Origin::File)) {
+        let name = export.name();
+        let now = of(&wanted, name);
+        let (limits, group) = now.as_ref().map(|now| (now.limits, now.group.clone())).unwrap_or_default();
+        let opened = if added.contains(name) { now } else { of(&last, name) };
+        exports.extend(opened.map(|opened| FileExport { limits, group, ..opened }));
+    }
+    ConfigFile { server: last.server, groups: wanted.groups, exports }
 }
 
 fn undone(log: &Log, what: std::fmt::Arguments<'_>) {
@@ -120,13 +175,15 @@ async fn add(worker: &Worker, served: &Served<'_>, export: &FileExport, image: O
 /// Warns of what has changed and is read at the start only.
 fn tell_of_restart(served: &Served<'_>, loaded: &Loaded, last: &ConfigFile, wanted: &ConfigFile) {
     let path = loaded.path.display();
+    let effect = "which takes effect when the server is restarted";
     let tell = |line: usize, key: &str| {
-        let what = "has changed, which takes effect when the server is restarted";
-        served.log.write(Level::Warning, format_args!("'{path}', line {line}: {key} {what}"));
+        served.log.write(Level::Warning, format_args!("'{path}', line {line}: {key} has changed, {effect}"));
     };
     for key in changed_keys(&last.server, &wanted.server) {
-        let line = wanted.server.lines.get(key).or(last.server.lines.get(key)).copied().unwrap_or(1);
-        tell(line, key);
+        match wanted.server.lines.get(key) {
+            Some(line) => tell(*line, key),
+            None => served.log.write(Level::Warning, format_args!("'{path}': {key} is gone, {effect}")),
+        }
     }
     for export in &wanted.exports {
         let before = last.exports.iter().find(|other| other.name == export.name);
@@ -155,14 +212,8 @@ fn changed_keys(last: &ServerPart, wanted: &ServerPart) -> Vec<&'static str> {
 async fn remove_others(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, wanted: &ConfigFile) {
     for export in served.exports.iter() {
         let name = export.name().to_owned();
-        let is_wanted = wanted.exports.iter().any(|other| other.name == name);
         let origin = served.origin(&name);
-        let goes = match origin {
-            Some(Origin::File) => !is_wanted,
-            Some(Origin::Ctl) => true,
-            Some(Origin::CommandLine) | None => false,
-        };
-        if !goes {
+        if !goes(served, &name, wanted) {
             continue;
         }
         match served.remove(worker, export, Clients::Kept, jobs).await {
@@ -226,5 +277,5 @@ fn set(groups: &Groups, export: &Export, (limits, group): &(Limits, Option<Strin
 
 /// Sets all limits as they are at the start.
 pub(crate) fn begin(loaded: &Loaded, log: &Log, groups: &Groups, exports: &Exports) {
-    set_limits(log, groups, exports, &ConfigFile::default(), &loaded.last.borrow());
+    set_limits(log, groups, exports, &ConfigFile::default(), &loaded.in_effect.borrow());
 }
