@@ -101,7 +101,9 @@ impl Layout {
         let images = self.index()?.manifests;
         let tag_of = |image: &Descriptor| image.annotations.get(REF_NAME).cloned();
         let fits = |image: &&Descriptor| tag.is_none_or(|tag| tag_of(image).as_deref() == Some(tag));
-        let found: Vec<&Descriptor> = images.iter().filter(fits).collect();
+        let mut found: Vec<&Descriptor> = images.iter().filter(fits).collect();
+        // One image may have several tags.
+        found.dedup_by(|one, other| one.digest == other.digest);
         let tags = || {
             let tags: Vec<String> = images.iter().filter_map(tag_of).map(|tag| shown(&tag)).collect();
             if tags.is_empty() { "no tags".to_owned() } else { format!("the tags {}", tags.join(", ")) }
@@ -176,19 +178,22 @@ impl Layout {
         self.write(&name_of(digest), reader)
     }
 
-    /// Gives a tag to an image, whose blobs are there.
+    /// Gives a tag to an image, whose blobs are there. Without one, an image that has a tag keeps it.
     pub(crate) fn tag(&self, mut image: Descriptor, tag: Option<&str>) -> Result<(), Failure> {
         let mut index = self.index()?;
+        let tag_of = |known: &Descriptor| known.annotations.get(REF_NAME).cloned();
+        let is_known = |known: &Descriptor| known.digest == image.digest;
+        if tag.is_none() && index.manifests.iter().any(is_known) {
+            return Ok(());
+        }
+        index.manifests.retain(|known| match tag_of(known) {
+            Some(other) => tag != Some(other.as_str()),
+            None => !is_known(known),
+        });
         if let Some(tag) = tag {
             image.annotations.insert(REF_NAME.to_owned(), tag.to_owned());
         }
         MANIFEST.clone_into(&mut image.media_type);
-        let of_other =
-            |known: &Descriptor| known.annotations.get(REF_NAME) != image.annotations.get(REF_NAME);
-        index.manifests.retain(|known| match tag {
-            Some(_) => of_other(known),
-            None => known.digest != image.digest,
-        });
         index.manifests.push(image);
         self.write(INDEX_FILE, &mut text_of(&index)?.as_slice())
     }
@@ -276,6 +281,25 @@ mod tests {
         );
         std::fs::remove_file(path.join(name_of(&one.digest))).unwrap();
         assert!(made.blob(&one).is_err_and(|e| e.reason.contains(one.digest.hex())));
+    }
+
+    #[test]
+    fn a_push_without_a_tag_takes_none_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Layout::create(&dir.path().join("layout")).unwrap();
+        let one = descriptor(&made, b"one");
+        let is = |tag: Option<&str>| made.reference(tag) == Ok(Reference::Digest(one.digest.clone()));
+        made.tag(one.clone(), Some("v1")).unwrap();
+        made.tag(one.clone(), None).unwrap();
+        assert!(is(Some("v1")) && is(None));
+        // Two tags of one image are one image.
+        made.tag(one.clone(), Some("v2")).unwrap();
+        assert!(is(Some("v1")) && is(Some("v2")) && is(None));
+        let two = descriptor(&made, b"two");
+        made.tag(two.clone(), None).unwrap();
+        assert!(made.reference(None).unwrap_err().reason.contains("several"));
+        made.tag(two.clone(), Some("v3")).unwrap();
+        assert_eq!(made.index().unwrap().manifests.len(), 3);
     }
 
     #[test]
