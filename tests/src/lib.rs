@@ -40,6 +40,7 @@ pub mod run;
 pub mod scratch;
 pub mod second_reader;
 pub mod server;
+pub mod stalled_kills;
 pub mod stalling_disk;
 pub mod stalls;
 pub mod stream;

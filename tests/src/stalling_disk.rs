@@ -250,6 +250,11 @@ impl StallingDisk {
         self.shared.lock().held.len()
     }
 
+    /// Counts the operations of a kind that are held.
+    pub fn held_of(&self, kind: Kind) -> usize {
+        self.shared.lock().held.iter().filter(|held| held.kind() == kind).count()
+    }
+
     /// Waits until an operation is held.
     ///
     /// # Panics

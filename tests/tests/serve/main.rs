@@ -18,6 +18,7 @@ mod serve_control;
 mod serve_load;
 mod server_log;
 mod service_manager;
+mod stalled_kills;
 mod stalls;
 mod swapped_names;
 mod threads;
