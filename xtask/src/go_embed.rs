@@ -41,7 +41,8 @@ impl FromStr for Program {
     fn from_str(text: &str) -> Outcome<Self> {
         let (name, path) = text.split_once('=').ok_or("a machine and its program: amd64=FILE")?;
         let machine = MACHINES.into_iter().find(|machine| *machine == name);
-        let machine = machine.ok_or_else(|| format!("the machine '{name}' is none of {}", MACHINES.join(", ")))?;
+        let machine =
+            machine.ok_or_else(|| format!("the machine '{name}' is none of {}", MACHINES.join(", ")))?;
         Ok(Self { machine, path: path.into() })
     }
 }
