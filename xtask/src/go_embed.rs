@@ -63,15 +63,12 @@ pub(crate) fn make(out: &Path, programs: &[Program]) -> Outcome {
     }
     for machine in MACHINES {
         let source = format!("program_linux_{machine}.go");
-        match programs.iter().find(|program| program.machine == machine) {
-            Some(program) => {
-                copy(&template.join(&source), &out.join(&source))?;
-                copy(&program.path, &out.join(format!("zebu-linux-{machine}")))?;
-            }
-            None => {
-                let none = "package zebuembed\n\nvar program []byte\n";
-                fs::write(out.join(&source), none).map_err(|e| format!("{}: {e}", out.display()))?;
-            }
+        if let Some(program) = programs.iter().find(|program| program.machine == machine) {
+            copy(&template.join(&source), &out.join(&source))?;
+            copy(&program.path, &out.join(format!("zebu-linux-{machine}")))?;
+        } else {
+            let none = "package zebuembed\n\nvar program []byte\n";
+            fs::write(out.join(&source), none).map_err(|e| format!("{}: {e}", out.display()))?;
         }
     }
     Ok(())
