@@ -138,9 +138,10 @@ impl Demo {
 
         println!("\n{}", self.table.render());
         match qemu_version() {
-            Some(version) => println!(
-                "Beside {version}: one run of each, files out of the page cache before it. `cargo xtask bench` measures."
-            ),
+            Some(version) => {
+                println!("Beside {version}.");
+                println!("One run of each, files out of the page cache; `cargo xtask bench` measures in rounds.");
+            }
             None => {
                 println!("qemu-img is not installed: nothing was done beside it, and its columns are empty.")
             }

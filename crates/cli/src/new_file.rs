@@ -55,7 +55,11 @@ fn typed_with(option: &str, value: &str) -> String {
         let word = if number == 0 { "zebu".to_owned() } else { quoted(&without_secrets(&word)) };
         std::iter::once(word).chain((number == 1).then(|| format!("{option} {value}")))
     });
-    words.collect::<Vec<_>>().join(" ")
+    let mut words: Vec<String> = words.collect();
+    if words.len() == 1 {
+        words.push(format!("{option} {value}"));
+    }
+    words.join(" ")
 }
 
 /// Refuses to write the bytes of a disk over the local image at `path` where nobody named a format of the target.

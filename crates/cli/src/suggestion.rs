@@ -27,7 +27,9 @@ pub(crate) fn meant<'a>(name: &str, kind: &str, known: impl IntoIterator<Item = 
 /// The name that is most like `name`, if any is like it at all.
 pub(crate) fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let rated = known.iter().map(|candidate| (strsim::jaro(name, candidate), *candidate));
-    let likely = rated.filter(|(similarity, _)| *similarity > SIMILAR);
+    // Of short names, one letter makes much.
+    let is_one_slip = |candidate: &str| candidate.chars().count() > 2 && strsim::osa_distance(name, candidate) == 1;
+    let likely = rated.filter(|(similarity, candidate)| *similarity > SIMILAR || is_one_slip(candidate));
     likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
 }
 
@@ -42,6 +44,12 @@ mod tests {
             meant("clster_size", "options", ["cluster_size", "size"]),
             " (did you mean 'cluster_size'?)"
         );
+    }
+
+    #[test]
+    fn a_slip_in_a_short_name_is_seen() {
+        assert_eq!(most_similar("wbe", &["db", "web"]), Some("web"));
+        assert_eq!(most_similar("db", &["dx", "web"]), None);
     }
 
     #[test]

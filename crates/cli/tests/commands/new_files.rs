@@ -99,7 +99,7 @@ fn bytes_are_not_written_over_an_image_by_an_oversight() {
     scratch.write("plain.img", &[0; 1 << 20]);
     scratch.zebu_as_typed(&format!("{line} plain.img")).ok();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), scratch.file("qemu-img")).unwrap();
-    scratch.zebu_as_typed("create -q other.qcow2 1M").ok();
+    scratch.zebu_as_typed("create -q -o preallocation=full other.qcow2 1M").ok();
     scratch.run("./qemu-img", &["convert", "-n", "-f", "raw", "source.raw", "other.qcow2"]).ok();
     assert_eq!(scratch.read("other.qcow2")[..1 << 20], scratch.read("source.raw")[..]);
 }
