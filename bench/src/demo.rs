@@ -140,7 +140,9 @@ impl Demo {
         match qemu_version() {
             Some(version) => {
                 println!("Beside {version}.");
-                println!("One run of each, files out of the page cache; `cargo xtask bench` measures in rounds.");
+                println!(
+                    "One run of each, files out of the page cache; `cargo xtask bench` measures in rounds."
+                );
             }
             None => {
                 println!("qemu-img is not installed: nothing was done beside it, and its columns are empty.")

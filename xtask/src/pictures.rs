@@ -30,6 +30,9 @@ pub(crate) struct PicturesArgs {
     /// Where they are written; default: docs/pictures
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Run this zebu, and build none
+    #[arg(long, value_name = "FILE")]
+    zebu: Option<PathBuf>,
 }
 
 /// The command `pictures`.
@@ -37,8 +40,13 @@ pub(crate) fn command(args: &PicturesArgs) -> Outcome {
     let drawer = find("rsvg-convert").ok_or("rsvg-convert is missing: apt install librsvg2-bin")?;
     let out = args.out.clone().unwrap_or_else(|| root().join("docs/pictures"));
     std::fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
-    run(cargo().args(["build", "--locked", "--workspace", "--bin", "zebu"]))?;
-    let zebu = target_dir()?.join("debug/zebu");
+    let zebu = match &args.zebu {
+        Some(program) => std::path::absolute(program).map_err(|e| format!("{}: {e}", program.display()))?,
+        None => {
+            run(cargo().args(["build", "--locked", "--package", "zebu-cli"]))?;
+            target_dir()?.join("debug/zebu")
+        }
+    };
     let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
     for line in DISKS {
         let mut shell = Command::new("sh");

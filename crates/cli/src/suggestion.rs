@@ -28,7 +28,8 @@ pub(crate) fn meant<'a>(name: &str, kind: &str, known: impl IntoIterator<Item = 
 pub(crate) fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let rated = known.iter().map(|candidate| (strsim::jaro(name, candidate), *candidate));
     // Of short names, one letter makes much.
-    let is_one_slip = |candidate: &str| candidate.chars().count() > 2 && strsim::osa_distance(name, candidate) == 1;
+    let is_one_slip =
+        |candidate: &str| candidate.chars().count() > 2 && strsim::osa_distance(name, candidate) == 1;
     let likely = rated.filter(|(similarity, candidate)| *similarity > SIMILAR || is_one_slip(candidate));
     likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
 }

@@ -96,6 +96,8 @@ Credentials are those of the tools of registries (auth.json, config.json). --mir
         also: &["s3", "gs", "az", "google", "azure"],
         about: "objects in S3, Google and Azure (s3://, gs://, az://)",
         text: "\
+An object in a store can be a disk:
+
   s3://BUCKET/KEY      in S3, or in a server that speaks as S3 does (AWS_ENDPOINT_URL)
   gs://BUCKET/KEY      in Google's
   az://CONTAINER/KEY   in Azure
@@ -121,6 +123,8 @@ stores' own tools (AWS_PROFILE, ~/.aws and others).",
         also: &["vhost-user-blk", "fuse", "ublk"],
         about: "how virtual machines and others get at a disk",
         text: "\
+`zebu serve` opens a disk for others, in one of these ways or several:
+
   --nbd unix:PATH, --nbd HOST:PORT   for QEMU, nbd-client, libnbd
   --vhost-user-blk PATH              for monitors that speak vhost-user
   --fuse PATH                        as a file
@@ -243,7 +247,7 @@ pub(crate) fn find(word: &str) -> Option<&'static Topic> {
 
 /// The list of topics.
 pub(crate) fn list() -> String {
-    let line = |topic: &Topic| format!("  {:<13} {}\n", topic.name, topic.about);
+    let line = |topic: &Topic| format!("  {:<14} {}\n", topic.name, topic.about);
     let lines: String = TOPICS.iter().map(line).collect();
     format!("Topics of `zebu help TOPIC`:\n{lines}")
 }
