@@ -186,6 +186,8 @@ The mapping of an image is cached in --cache-size bytes.",
         also: &["exit"],
         about: "what the exit code of a command says",
         text: "\
+Every command:
+
   0     done
   1     failed, or the command line is wrong
   130   stopped by SIGINT, SIGTERM or SIGHUP; files that were made are removed
@@ -200,6 +202,8 @@ The mapping of an image is cached in --cache-size bytes.",
         also: &["secret", "luks", "encryption"],
         about: "how keys and passwords are given",
         text: "\
+Keys and passwords are objects, which other options name:
+
   --object secret,id=ID,file=PATH          a file that holds the secret
   --object secret,id=ID,data=TEXT          visible to everybody who lists processes
   --key-secret ID                          the key of an encrypted image that is opened
