@@ -145,7 +145,7 @@ impl Demo {
                 );
             }
             None => {
-                println!("qemu-img is not installed: nothing was done beside it, and its columns are empty.")
+                println!("qemu-img is not installed: nothing was done beside it, and its columns are empty.");
             }
         }
         println!("All of it took {:.0} s.", begin.elapsed().as_secs_f64());

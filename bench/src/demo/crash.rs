@@ -43,15 +43,14 @@ impl Writes {
         let mut command = Command::new(zebu);
         command.args(["io", "-f", "qcow2"]).arg(disk).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|e| format!("cannot run {}: {e}", shown(&command)))?;
-        let (mut input, answers) = match (child.stdin.take(), child.stdout.take()) {
-            (Some(input), Some(answers)) => (input, answers),
-            _ => return Err("no pipes".to_owned()),
+        let (Some(mut input), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".to_owned());
         };
         let mut answers = BufReader::new(answers).lines();
         let mut flushed = 0;
         for some in self.in_order().chunks(BETWEEN_FLUSHES) {
-            let mut lines: String =
-                some.iter().map(|(offset, byte)| format!("write -q -P {byte} {offset} {BLOCK}\n")).collect();
+            let line = |(offset, byte): &(u64, u8)| format!("write -q -P {byte} {offset} {BLOCK}\n");
+            let mut lines: String = some.iter().map(line).collect();
             let is_last = flushed + some.len() > most;
             if !is_last {
                 // `length` answers with a line, when the others are done.
