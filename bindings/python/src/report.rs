@@ -61,6 +61,7 @@ pub(crate) fn bitmaps<'py>(py: Python<'py>, bitmaps: &[BitmapInfo]) -> PyResult<
             "granularity": bitmap.granularity,
             "recording": bitmap.auto,
             "consistent": !bitmap.in_use,
+            "recovered": bitmap.recovered,
         }))?;
     }
     Ok(list)

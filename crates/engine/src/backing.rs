@@ -38,6 +38,7 @@ impl Image {
         self.alone(worker, async move |_, on| {
             // Another backing file may hold something else where nothing was written.
             qcow2.forget_bases();
+            qcow2.renew_record(on).await?;
             let rewritten = qcow2.rewrite_header(on, |header| {
                 header.forget_backup_mark();
                 change(header, &qcow2, backing)

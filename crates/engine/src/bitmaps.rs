@@ -87,7 +87,8 @@ impl DirtyBits {
 
 /// Persistent dirty bitmaps. They are changed while other requests of the image are under way: changes of the disk
 /// wait until the operation is done, reads go on. Each operation is durable when it returns; what a bitmap records
-/// meanwhile is stored by [`Image::close`], and after a crash the bitmap is inconsistent: it can only be removed.
+/// meanwhile is stored by [`Image::close`]. After a crash a record that went before the changes tells of them, in larger granules
+/// ([`BitmapInfo::recovered`]). Without one the bitmap is inconsistent: it can only be removed.
 impl Image {
     /// The bitmaps of the image. None for raw.
     pub fn bitmaps(&self) -> Vec<BitmapInfo> {
@@ -212,6 +213,20 @@ impl Image {
         let (qcow2, name) = (self.qcow2("bitmaps")?.clone(), name.to_owned());
         self.alone(worker, async move |_, on| {
             qcow2.change_bitmaps(on, BitmapChange::Record(&name, recording.into())).await
+        })
+        .await
+    }
+
+    /// Stores what the bitmaps that record writes know, durably, so that a crash finds no more than that and what was written since.
+    /// Worth while when one of them has become emptier, as at the end of a backup. Does nothing before the first write.
+    ///
+    /// # Errors
+    /// Failures of the file. A crash finds what it would have found before, then.
+    pub async fn renew_bitmap_record(&self, worker: &Worker) -> Result<()> {
+        let qcow2 = self.qcow2("bitmaps")?.clone();
+        self.alone(worker, async move |me: &Self, on: &Worker| {
+            me.0.check_open()?;
+            qcow2.renew_record(on).await
         })
         .await
     }

@@ -390,7 +390,7 @@ impl Image {
         self.before_change(worker, offset, len).await?;
         if let Driver::Qcow2(qcow2) = &self.0.driver {
             qcow2.prepare_write(worker).await?;
-            qcow2.bitmaps().mark(offset, len);
+            qcow2.note_change(worker, offset, len).await?;
         }
         Ok(inside)
     }

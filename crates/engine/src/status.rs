@@ -99,6 +99,9 @@ pub struct BitmapInfo {
     pub auto: bool,
     /// A backup that is under way has what was in it, so that its bits can't be looked at.
     pub lent: bool,
+    /// Bytes of the granules in which a crash left what was written last. It marks all that has changed, and may mark more. `None`:
+    /// it is exact, or begun anew since.
+    pub recovered: Option<u64>,
     /// The backup since which it knows of everything that was written, as far as that is known.
     pub base: Option<BackupId>,
 }

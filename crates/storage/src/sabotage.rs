@@ -139,6 +139,20 @@ pub enum Fault {
     KeepBaseOfCleared,
     /// Bitmaps: one that does not record any more still goes on from the backup before.
     KeepBaseOfStopped,
+    /// Bitmaps: a change does not wait for the record that tells of it.
+    ChangeBeforeRecord,
+    /// Bitmaps: no barrier between the record of changes and the changes.
+    SkipBarrierOfRecord,
+    /// Bitmaps: what a crash left is believed without the record.
+    ForgetRecord,
+    /// Bitmaps: a record is believed though another program has written it since.
+    BelieveForeignRecord,
+    /// Bitmaps: a record begins anew, and the bits of that moment are not stored.
+    ForgetMoment,
+    /// Bitmaps: bits that a backup works with are left out of those that a record stands on.
+    ForgetLentBits,
+    /// Bitmaps: the record goes on to be believed while the disk gets another size.
+    KeepRecordOfResized,
     /// Jobs: a backup that is written stays marked as that backup.
     KeepBackupMark,
     /// Jobs: the magic number is written before the image is whole.
@@ -326,6 +340,8 @@ pub enum Limit {
     ImagesAtOnce,
     /// Entries that are looked at for the length of a run.
     LongestLook,
+    /// Bytes of the record of changes.
+    RecordBytes,
 }
 
 impl Limit {
@@ -346,7 +362,7 @@ impl Limit {
         Self::LongestLook,
     ];
     #[cfg(feature = "test-faults")]
-    const COUNT: usize = Self::LongestLook as usize + 1;
+    const COUNT: usize = Self::RecordBytes as usize + 1;
 }
 
 #[cfg(feature = "test-faults")]

@@ -41,6 +41,7 @@ class Bitmap:
     granularity: int
     recording: bool
     consistent: bool
+    recovered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

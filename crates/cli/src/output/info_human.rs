@@ -119,6 +119,9 @@ pub(crate) fn push_qcow2(out: &mut String, info: &Qcow2Info, encryption: Option<
             }
             let _ = writeln!(out, "            name: {}", printable(&bitmap.name));
             let _ = writeln!(out, "            granularity: {}", bitmap.granularity);
+            if let Some(bytes) = bitmap.recovered {
+                let _ = writeln!(out, "            recovered granularity: {bytes}");
+            }
             if let Some(base) = bitmap.base {
                 let _ = writeln!(out, "            goes on from backup: {base}");
             }

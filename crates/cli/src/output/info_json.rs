@@ -154,6 +154,8 @@ struct Bitmap {
     name: String,
     granularity: u64,
     flags: Vec<&'static str>,
+    #[serde(rename = "recovered-granularity", skip_serializing_if = "Option::is_none")]
+    recovered_granularity: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     base: Option<String>,
 }
@@ -295,6 +297,7 @@ impl Qcow2Data {
                         name: bitmap.name.clone(),
                         granularity: bitmap.granularity,
                         flags: bitmap_flags(bitmap),
+                        recovered_granularity: bitmap.recovered,
                         base: bitmap.base.map(|base| base.to_string()),
                     })
                     .collect()

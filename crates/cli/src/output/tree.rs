@@ -77,7 +77,11 @@ fn lists(qcow2: &Qcow2Info) -> String {
     let mut text = String::new();
     let snapshots = qcow2.snapshots.iter().map(|snapshot| printable(&snapshot.name).into_owned());
     let bitmaps = qcow2.bitmaps.iter().map(|bitmap| {
-        let state = if bitmap.in_use { " (inconsistent)" } else { "" };
+        let state = match (bitmap.in_use, bitmap.recovered) {
+            (true, _) => " (inconsistent)",
+            (false, Some(_)) => " (recovered)",
+            (false, None) => "",
+        };
         format!("{}{state}", printable(&bitmap.name))
     });
     for (what, names) in [("snapshots", snapshots.collect::<Vec<_>>()), ("bitmaps", bitmaps.collect())] {

@@ -331,6 +331,10 @@ impl Job {
             }
         };
         backup.end(if ended.is_ok() { BackupEnd::Complete } else { BackupEnd::GivenUp }).await;
+        if ended.is_ok() {
+            // Should this fail, a crash finds the bitmap as it goes on from the backup before.
+            let _ = self.source.renew_bitmap_record(worker).await;
+        }
         ended
     }
 }

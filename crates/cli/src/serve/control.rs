@@ -260,6 +260,9 @@ async fn bitmaps(worker: &Worker, image: &Image) -> Result<Value, String> {
             "recording": info.auto,
             "inconsistent": info.in_use,
         });
+        if let Some(granularity) = info.recovered {
+            bitmap["recovered-granularity"] = granularity.into();
+        }
         if let Some(base) = info.base {
             bitmap["base"] = base.to_string().into();
         }

@@ -20,7 +20,7 @@ pub async fn reset(worker: &Worker, image: &Image) -> Result<()> {
             let qcow2 = image.qcow2("overlays")?;
             qcow2.prepare_write(on).await?;
             // Nobody knows which of it differs.
-            qcow2.bitmaps().mark(0, image.virtual_size());
+            qcow2.note_change(on, 0, image.virtual_size()).await?;
             qcow2.make_empty(&image.0, on).await
         })
         .await

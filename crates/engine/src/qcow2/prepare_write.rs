@@ -38,7 +38,7 @@ impl Qcow2 {
     }
 
     /// Does what is needed before the disk changes.
-    async fn prepare_data(&self, worker: &Worker) -> Result<()> {
+    async fn prepare_data(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         if self.backup_mark().is_some() && !sabotage::is(Fault::KeepBackupMark) {
             // It is no longer what that backup was.
             self.write_backup_mark(worker, None).await?;

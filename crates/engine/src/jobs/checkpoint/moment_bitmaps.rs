@@ -50,7 +50,12 @@ impl MomentBitmaps {
                 image.bitmap_bits(worker, name).await?;
             }
             let qcow2 = image.qcow2("bitmaps")?.clone();
-            let prepared = image.alone(worker, async move |_, on| qcow2.prepare_write(on).await).await;
+            let prepare = async move |_: &Image, on: &Worker| {
+                qcow2.prepare_write(on).await?;
+                // A crash finds what was written since now, and what is not known to be in a backup.
+                qcow2.renew_record(on).await
+            };
+            let prepared = image.alone(worker, prepare).await;
             if let Err(error) = prepared {
                 bitmaps.undo(worker).await;
                 return Err(error);

@@ -44,7 +44,10 @@ pub(super) fn base_of(bases: &BitmapBases, name: &[u8]) -> Option<BackupId> {
 }
 
 fn sealed(list: &[Bitmap], offset: u64) -> Option<(BitmapBases, Seal)> {
-    let known = list.iter().filter(|bitmap| !bitmap.entry.flags.contains(BitmapFlags::IN_USE));
+    let has_record = list.iter().any(Bitmap::is_record);
+    let known = list.iter().filter(|bitmap| {
+        !bitmap.entry.flags.contains(BitmapFlags::IN_USE) || (has_record && bitmap.is_recording())
+    });
     let bases = BitmapBases::new(known.filter_map(|bitmap| Some((key(&bitmap.entry.name), bitmap.base?))));
     if bases.is_empty() {
         return None;

@@ -165,6 +165,22 @@ impl Bits {
         self.word(bit / 64) & (1 << (bit % 64)) != 0
     }
 
+    /// Whether all granules that `range` of the disk touches are marked; what lies past the end is left out.
+    #[inline]
+    pub(crate) fn are_marked(&self, range: &Range<u64>) -> bool {
+        let end = range.end.min(self.size);
+        if range.start >= end {
+            return true;
+        }
+        let (first, last) = (range.start >> self.granularity_bits, (end - 1) >> self.granularity_bits);
+        (first / 64..=last / 64).all(|word| {
+            let from = first.saturating_sub(word * 64).min(63);
+            let to = (last + 1 - word * 64).min(64);
+            let mask = (u64::MAX >> (64 - to)) & (u64::MAX << from);
+            self.word(word) & mask == mask
+        })
+    }
+
     /// The first bit from `from` on that is clear.
     pub(crate) fn next_clear(&self, from: u64) -> Option<u64> {
         self.seek(from, false)

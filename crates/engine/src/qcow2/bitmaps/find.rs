@@ -12,7 +12,7 @@ impl Qcow2 {
 
     /// Where the bitmap of this name is in the list.
     pub(super) fn find_bitmap(&self, list: &[Bitmap], name: &str) -> Result<(usize, Bitmap)> {
-        let found = (0..).zip(list).find(|(_, bitmap)| bitmap.name() == name);
+        let found = (0..).zip(list).find(|(_, bitmap)| bitmap.name() == name && !bitmap.is_record());
         found.map(|(index, bitmap)| (index, bitmap.clone())).ok_or_else(|| self.no_bitmap(name))
     }
 

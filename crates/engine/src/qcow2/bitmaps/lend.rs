@@ -40,15 +40,15 @@ impl Qcow2 {
             return Err(error.with_remedy(Remedy::EnableBitmap));
         }
         let lent = find_mut(&mut list, name).and_then(|bitmap| {
-            bitmap.lent = true;
             let loaded = bitmap.loaded.as_mut()?;
             let bits = loaded.bits.clone();
+            bitmap.lent = Some(bits.clone());
             let empty = Arc::new(Bits::new(bits.size(), bits.granularity_bits()));
             *loaded = Loaded { bits: empty, stored: loaded.stored.clone(), unstored: true };
             Some(bits)
         });
         let lent = lent.ok_or_else(|| self.no_bitmap(name))?;
-        self.bitmaps.record(&list);
+        self.bitmaps.record(&list, self.bitmaps.active_record());
         self.bitmaps.set_list(list);
         Ok(lent)
     }
@@ -64,16 +64,19 @@ impl Qcow2 {
         let _turn = self.bitmaps.gate.lock().await;
         let mut state = self.bitmaps.state();
         let Some(bitmap) = find_mut(&mut state.list, name) else { return };
-        bitmap.lent = false;
+        bitmap.lent = None;
         match (outcome, &bitmap.loaded) {
-            (BackupEnd::Complete, _) => bitmap.base = backup,
+            (BackupEnd::Complete, _) => {
+                bitmap.base = backup;
+                bitmap.recovered = None;
+            }
             (BackupEnd::GivenUp, Some(loaded)) => loaded.bits.merge(lent),
             (BackupEnd::GivenUp, None) => {}
         }
     }
 
     pub(super) fn check_not_lent(&self, bitmap: &Bitmap) -> Result<()> {
-        if !bitmap.lent {
+        if bitmap.lent.is_none() {
             return Ok(());
         }
         let message = format!("a backup that is under way works with bitmap '{}'", bitmap.name());

@@ -28,16 +28,19 @@ const MAX_TABLE_CLUSTERS: u64 = 1 << 20;
 impl Qcow2 {
     /// Before the first write of an opening: loads the bitmaps that record writes, and marks them in use, durably.
     /// One that turns out to be damaged is marked too: it can only be removed.
-    pub(crate) async fn prepare_bitmaps(&self, worker: &Worker) -> Result<()> {
+    pub(crate) async fn prepare_bitmaps(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         if self.bitmaps.is_empty() {
             return Ok(());
         }
         let _turn = self.bitmaps.gate.lock().await;
         self.load_bitmaps(worker, |bitmap| bitmap.recording).await?;
+        if self.begin_record(worker).await? {
+            return Ok(());
+        }
         let mut list = self.bitmaps.list();
-        self.mark_in_use(worker, &mut list, |b| b.recording || b.condition == Condition::Inconsistent)
-            .await?;
-        self.bitmaps.record(&list);
+        let which = |b: &Bitmap| b.recording || b.is_record() || b.condition == Condition::Inconsistent;
+        self.mark_in_use(worker, &mut list, which).await?;
+        self.bitmaps.record(&list, None);
         self.bitmaps.set_list(list);
         Ok(())
     }
@@ -47,7 +50,7 @@ impl Qcow2 {
         let _turn = self.bitmaps.gate.lock().await;
         self.load_bitmaps(worker, |_| true).await?;
         let mut list = self.bitmaps.list();
-        self.mark_in_use(worker, &mut list, |_| true).await?;
+        self.mark_in_use(worker, &mut list, |bitmap| !bitmap.is_record()).await?;
         self.bitmaps.set_list(list);
         Ok(())
     }
@@ -164,13 +167,14 @@ impl Qcow2 {
             });
             (missing.map(|(index, b)| (index, b.entry.clone())).collect(), loaded_bytes(&state.list))
         };
+        let recorded = if missing.is_empty() { None } else { self.recorded_bits(worker).await? };
         for (index, entry) in missing {
             let with_it = bytes.saturating_add(data_bytes(self.virtual_size(), entry.granularity_bits));
             self.check_bits(with_it)?;
             let loaded = self.load_bitmap(worker, &entry).await?;
             let mut state = self.bitmaps.state();
             let Some(bitmap) = state.list.get_mut(index) else { continue };
-            match loaded {
+            match loaded.and_then(|loaded| bitmap.joined(loaded, recorded.as_deref())) {
                 Some(loaded) => {
                     bitmap.loaded = Some(loaded);
                     bytes = with_it;
@@ -182,7 +186,7 @@ impl Qcow2 {
     }
 
     /// Reads the bits that an entry leads to. `None`: it is damaged.
-    async fn load_bitmap(&self, worker: &Worker, entry: &BitmapEntry) -> Result<Option<Loaded>> {
+    pub(super) async fn load_bitmap(&self, worker: &Worker, entry: &BitmapEntry) -> Result<Option<Loaded>> {
         let (size, granularity_bits) = (self.virtual_size(), entry.granularity_bits);
         let Some((entries, stored)) = self.read_bitmap_table(worker, entry).await? else { return Ok(None) };
         let bits = Bits::new(size, granularity_bits);

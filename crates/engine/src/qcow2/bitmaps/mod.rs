@@ -5,7 +5,8 @@
 //! bitmaps alone, on an image that nobody writes to, never mark any.) From then on writes set bits in memory. At the
 //! close, and when a bitmap stops recording, its bits are written to new clusters, and
 //! a new directory that names them, no longer in use, takes the place of the old one in the header. A crash before that
-//! leaves the bitmap in use: nobody trusts it any more.
+//! leaves the bitmap in use. What it says then is what was stored, and what the record of changes tells (`record.rs`). Without
+//! a record, nobody trusts it any more.
 //!
 //! | file | |
 //! |---|---|
@@ -13,6 +14,8 @@
 //! | `bits.rs` | the bits in memory |
 //! | `find.rs` | a bitmap by its name, and whether it can be used |
 //! | `load.rs` | tables and bits from disk; what must be done before the first write |
+//! | `record.rs` | the record of changes as data: its layout, and what is durable of it |
+//! | `write_ahead.rs` | a record begins, goes before changes, and is found after a crash |
 //! | `store.rs` | bits, tables and the directory to disk |
 //! | `lend.rs` | bits that a backup of a disk in use works with |
 //! | `operations.rs` | adding, removing, clearing, merging, and what a resize needs |
@@ -25,16 +28,20 @@ mod find;
 mod lend;
 mod load;
 mod operations;
+mod record;
 mod store;
+mod write_ahead;
 
 pub(crate) use bits::Bits;
 pub use lend::BackupEnd;
 pub(crate) use operations::{BitmapChange, CopiedBitmap, FirstBits, Recording};
+pub(crate) use write_ahead::FoundRecord;
 
 use crate::qcow2::text::text;
 use crate::status::BitmapInfo;
 use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{ArcCell, AsyncMutex};
+pub(crate) use record::Record;
 use crate::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -81,8 +88,10 @@ pub(crate) struct Bitmap {
     recording: bool,
     condition: Condition,
     loaded: Option<Loaded>,
-    /// A backup has what was in it.
-    lent: bool,
+    /// What was in it, which a backup has.
+    lent: Option<Arc<Bits>>,
+    /// A crash left it in use, and a record tells what was not stored, in granules of so many bytes.
+    recovered: Option<u64>,
     /// It knows of everything that was written since this backup.
     base: Option<BackupId>,
 }
@@ -98,7 +107,12 @@ struct State {
 }
 
 /// The bitmaps that record writes.
-type Recorders = SmallVec<[Arc<Bits>; 2]>;
+#[derive(Debug, Default)]
+struct Recorders {
+    bits: SmallVec<[Arc<Bits>; 2]>,
+    /// What a crash finds in their place.
+    record: Option<Arc<Record>>,
+}
 
 /// The bitmaps of an open image.
 #[derive(Debug, Default)]
@@ -109,16 +123,20 @@ pub(crate) struct Bitmaps {
     recorders: ArcCell<Recorders>,
     /// Held for a change of bitmaps, and while bits are loaded.
     gate: AsyncMutex,
+    /// Held while the record is written.
+    record_turn: AsyncMutex,
     /// It is known where the tables of an image that is only read lie. (For one that is written, that comes before the
     /// first change.)
     are_tables_noted: AtomicBool,
 }
 
 impl Bitmaps {
-    /// As found by opening: the extension, the entries of the directory (none if it is broken), and the first block of the header.
+    /// As found by opening: the extension, the entries of the directory (none if it is broken), the record among them if it is
+    /// to be believed, and the first block of the header.
     pub(crate) fn found(
         extension: Option<BitmapsExtension>,
         entries: &[BitmapEntry],
+        record: FoundRecord,
         geometry: &Geometry,
         size: u64,
         first_block: &[u8],
@@ -127,13 +145,16 @@ impl Bitmaps {
         let known = bases::find(first_block, offset, entries);
         let list = entries.iter().map(|entry| {
             let in_use = entry.flags.contains(BitmapFlags::IN_USE);
-            let sound = !in_use && entry.validate(geometry, size).is_ok();
+            let is_record = entry.name == record::NAME.as_bytes();
+            let recovered = record.tells_of(entry, geometry, size).filter(|_| !is_record);
+            let sound = recovered.is_some() || (!in_use && entry.validate(geometry, size).is_ok());
             Bitmap {
                 entry: entry.clone(),
-                recording: entry.flags.contains(BitmapFlags::AUTO),
+                recording: entry.flags.contains(BitmapFlags::AUTO) && !is_record,
                 condition: if sound { Condition::Sound } else { Condition::Inconsistent },
                 loaded: None,
-                lent: false,
+                lent: None,
+                recovered,
                 base: bases::base_of(&known, &entry.name)
                     .filter(|_| sound && entry.flags.contains(BitmapFlags::AUTO)),
             }
@@ -166,45 +187,67 @@ impl Bitmaps {
 
     /// The facts that are known without reading any bitmap.
     pub(crate) fn info(&self) -> Vec<BitmapInfo> {
-        self.state().list.iter().map(Bitmap::info).collect()
+        self.state().list.iter().filter(|bitmap| !bitmap.is_record()).map(Bitmap::info).collect()
     }
 
-    /// Notes that a range of the disk is about to change.
+    /// Whether a crash left some that a record tells of.
+    pub(crate) fn are_recovered(&self) -> bool {
+        self.state().list.iter().any(|bitmap| bitmap.recovered.is_some())
+    }
+
+    /// Notes that a range of the disk is about to change. The record that does not tell so yet, if there is one.
     #[inline]
-    pub(crate) fn mark(&self, offset: u64, len: u64) {
-        if self.is_recording.load(Relaxed) {
-            self.mark_recorders(offset..offset.saturating_add(len));
-        }
+    pub(crate) fn mark(&self, range: &Range<u64>) -> Option<Arc<Record>> {
+        if self.is_recording.load(Relaxed) { self.mark_recorders(range) } else { None }
     }
 
-    fn mark_recorders(&self, range: Range<u64>) {
-        for bits in self.recorders.load().iter() {
+    fn mark_recorders(&self, range: &Range<u64>) -> Option<Arc<Record>> {
+        let recorders = self.recorders.load();
+        for bits in &recorders.bits {
             bits.mark(range.clone());
         }
+        recorders.record.as_ref().filter(|record| !record.covers(range)).cloned()
     }
 
-    /// Has writes recorded in the bitmaps of the list that are to record. Nobody changes the disk now.
-    fn record(&self, list: &[Bitmap]) {
-        let recorders: Recorders = list
+    /// Has writes recorded in the bitmaps of the list that are to record, and in the record. Nobody changes the disk now.
+    fn record(&self, list: &[Bitmap], record: Option<Arc<Record>>) {
+        let bits: SmallVec<_> = list
             .iter()
-            .filter(|bitmap| bitmap.recording && bitmap.condition == Condition::Sound)
+            .filter(|bitmap| bitmap.is_recording())
             .filter_map(|bitmap| bitmap.loaded.as_ref().map(|loaded| loaded.bits.clone()))
             .collect();
-        self.is_recording.store(!recorders.is_empty(), Relaxed);
-        self.recorders.store(recorders);
+        self.is_recording.store(!bits.is_empty(), Relaxed);
+        self.recorders.store(Recorders { bits, record });
+    }
+
+    /// The record that goes before changes.
+    fn active_record(&self) -> Option<Arc<Record>> {
+        self.recorders.load().record.clone()
     }
 }
 
 impl Bitmap {
     pub(crate) fn info(&self) -> BitmapInfo {
+        let in_use = self.condition == Condition::Inconsistent;
         BitmapInfo {
             name: text(&self.entry.name),
             granularity: 1u64.checked_shl(u32::from(self.entry.granularity_bits)).unwrap_or(0),
-            in_use: self.condition == Condition::Inconsistent,
+            in_use,
             auto: self.recording,
-            lent: self.lent,
+            lent: self.lent.is_some(),
+            recovered: self.recovered.filter(|_| !in_use),
             base: self.base,
         }
+    }
+
+    /// Whether it is the record of changes, which no user sees.
+    fn is_record(&self) -> bool {
+        self.entry.name == record::NAME.as_bytes()
+    }
+
+    /// Whether what is written is to be marked in it.
+    fn is_recording(&self) -> bool {
+        self.recording && self.condition == Condition::Sound
     }
 
     fn name(&self) -> String {

@@ -2,6 +2,7 @@
 //! of the disk is under way. What it does is durable when it returns, as far as the format lets a bitmap in use be.
 
 use super::store::Afterwards;
+use super::record::NAME;
 use super::{Bitmap, Bits, Condition, Loaded};
 use crate::qcow2::state::Qcow2;
 use crate::{ErrorKind, Result};
@@ -88,7 +89,8 @@ impl<'a> Adding<'a> {
             recording: recording == Recording::On,
             condition: Condition::Sound,
             loaded: Some(Loaded { bits: Arc::new(bits()), stored: Arc::new([]), unstored: true }),
-            lent: false,
+            lent: None,
+            recovered: None,
             base: None,
         });
         Ok(())
@@ -163,6 +165,8 @@ impl Qcow2 {
         debug_assert!(self.header.preparation().is_metadata_done(), "the file is not prepared for changes");
         self.free_what_waits(worker).await?;
         let _turn = self.bitmaps.gate.lock().await;
+        let removed = if let BitmapChange::Remove(name) = &change { Some(*name) } else { None };
+        self.load_bitmaps(worker, |b| b.recovered.is_some() && Some(b.name().as_str()) != removed).await?;
         if let Some(name) = change.changed_bits() {
             self.sound_bits(worker, name).await?;
         }
@@ -238,6 +242,7 @@ impl Qcow2 {
         if !sabotage::is(Fault::KeepBaseOfCleared) {
             bitmap.base = None;
         }
+        bitmap.recovered = None;
         if let Some(loaded) = bitmap.loaded.as_mut() {
             let bits = Bits::new(loaded.bits.size(), loaded.bits.granularity_bits());
             *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
@@ -279,6 +284,10 @@ impl Qcow2 {
             let message = "Cannot store dirty bitmaps in qcow2 v2 files";
             return Err(self.bitmap_error(ErrorKind::Unsupported, message));
         }
+        if name == NAME {
+            let message = format!("the name '{NAME}' is that of the record that bitmaps are recovered by");
+            return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
+        }
         if name.is_empty() || name.len() > MAX_BITMAP_NAME as usize || name.contains('\0') {
             let message = format!("the name of a bitmap has 1 to {MAX_BITMAP_NAME} bytes, none of them zero");
             return Err(self.bitmap_error(ErrorKind::InvalidArgument, message));
@@ -319,16 +328,19 @@ impl Qcow2 {
         let _turn = self.bitmaps.gate.lock().await;
         let list = self.bitmaps.list();
         let mut bytes = 0u64;
-        for bitmap in &list {
+        for bitmap in list.iter().filter(|bitmap| !bitmap.is_record()) {
             self.check_sound(bitmap)?;
             self.check_size(&bitmap.name(), bitmap.entry.granularity_bits, new_size)?;
             bytes = bytes.saturating_add(data_bytes(new_size, bitmap.entry.granularity_bits));
         }
         self.check_bits(bytes)?;
-        self.load_bitmaps(worker, |_| true).await?;
+        self.load_bitmaps(worker, |bitmap| !bitmap.is_record()).await?;
         let mut list = self.bitmaps.list();
-        list.iter().try_for_each(|bitmap| self.check_sound(bitmap))?;
-        self.mark_in_use(worker, &mut list, |_| true).await?;
+        list.iter().filter(|bitmap| !bitmap.is_record()).try_for_each(|bitmap| self.check_sound(bitmap))?;
+        // A record is of a disk of one size: a crash before the next one begins finds none.
+        let is_kept = |bitmap: &Bitmap| bitmap.is_record() && sabotage::is(Fault::KeepRecordOfResized);
+        self.mark_in_use(worker, &mut list, |bitmap| !is_kept(bitmap)).await?;
+        self.bitmaps.record(&list, None);
         self.bitmaps.set_list(list);
         Ok(())
     }
@@ -338,7 +350,7 @@ impl Qcow2 {
         let _turn = self.bitmaps.gate.lock().await;
         let mut list = self.bitmaps.list();
         let size = self.virtual_size();
-        for bitmap in &mut list {
+        for bitmap in list.iter_mut().filter(|bitmap| !bitmap.is_record()) {
             let Some(loaded) = &mut bitmap.loaded else { continue };
             let bits = loaded.bits.resized(size);
             if bitmap.recording {
@@ -346,13 +358,14 @@ impl Qcow2 {
             }
             *loaded = Loaded { bits: Arc::new(bits), stored: loaded.stored.clone(), unstored: true };
         }
-        self.bitmaps.record(&list);
+        self.bitmaps.record(&list, None);
         self.bitmaps.set_list(list);
     }
 
     /// At the close: writes out all that is in memory.
     pub(crate) async fn close_bitmaps(self: &Arc<Self>, worker: &Worker) -> Result<()> {
         let _turn = self.bitmaps.gate.lock().await;
+        self.load_bitmaps(worker, |bitmap| bitmap.recovered.is_some()).await?;
         let list = self.bitmaps.list();
         if list.is_empty() {
             return Ok(());
@@ -367,6 +380,6 @@ pub(super) fn find_mut<'l>(list: &'l mut [Bitmap], name: &str) -> Option<&'l mut
 
 /// Bytes of memory that the bits of a list may take.
 pub(super) fn loaded_bytes(list: &[Bitmap]) -> u64 {
-    let loaded = list.iter().filter_map(|bitmap| bitmap.loaded.as_ref());
+    let loaded = list.iter().filter(|bitmap| !bitmap.is_record()).filter_map(|b| b.loaded.as_ref());
     loaded.map(|l| data_bytes(l.bits.size(), l.bits.granularity_bits())).fold(0, u64::saturating_add)
 }

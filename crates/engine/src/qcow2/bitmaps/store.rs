@@ -34,10 +34,29 @@ pub(crate) enum Afterwards {
     Untouched,
 }
 
+/// Whether a record begins with what is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    Recorded,
+    Unrecorded,
+}
+
 /// Clusters taken for what is being stored; given back if it comes to nothing.
-struct Places<'a> {
+pub(super) struct Places<'a> {
     qcow2: &'a Qcow2,
     taken: Vec<Range<u64>>,
+}
+
+impl<'a> Places<'a> {
+    /// None yet.
+    pub(super) fn of(qcow2: &'a Qcow2) -> Self {
+        Self { qcow2, taken: Vec::new() }
+    }
+
+    /// Adds those of another, which is done.
+    pub(super) fn take_over(&mut self, mut other: Self) {
+        self.taken.append(&mut other.taken);
+    }
 }
 
 impl Drop for Places<'_> {
@@ -52,6 +71,7 @@ impl Drop for Places<'_> {
 impl Qcow2 {
     /// Makes `list` the bitmaps of the image; `gone` are clusters that are freed beside those of what is replaced.
     /// Nobody changes the disk meanwhile; what was changed before is durable afterwards, except for what was freed.
+    /// Bitmaps that go on recording are stored as they are now beside a record that begins now, if there is room for one.
     pub(super) async fn store_bitmaps(
         self: &Arc<Self>,
         worker: &Worker,
@@ -63,9 +83,20 @@ impl Qcow2 {
             let state = self.bitmaps.state();
             (state.list.clone(), state.directory)
         };
-        let mut places = Places { qcow2: self, taken: Vec::new() };
+        let mut places = Places::of(self);
+        gone.extend(self.drop_record(worker, &mut list).await?);
+        let begun = match afterwards {
+            Afterwards::Written => self.make_record(worker, &list, &mut places).await?,
+            Afterwards::Untouched => None,
+        };
+        let moment = if begun.is_some() { Moment::Recorded } else { Moment::Unrecorded };
         for bitmap in &mut list {
-            self.store_bitmap(worker, bitmap, afterwards, &mut places).await?;
+            self.store_bitmap(worker, bitmap, afterwards, moment, &mut places).await?;
+        }
+        let mut record = None;
+        if let Some((bitmap, begun)) = begun {
+            list.push(bitmap);
+            record = Some(begun);
         }
         let same = old.iter().map(|b| &b.entry).eq(list.iter().map(|b| &b.entry));
         if !same {
@@ -96,13 +127,15 @@ impl Qcow2 {
                 })
                 .await?;
         }
-        for bitmap in list.iter().filter(|bitmap| bitmap.is_complete(afterwards)) {
-            if let Some(loaded) = &bitmap.loaded {
+        for bitmap in &list {
+            if let Some(loaded) = &bitmap.loaded
+                && (bitmap.is_complete(afterwards) || (moment == Moment::Recorded && bitmap.is_recording()))
+            {
                 loaded.bits.set_stored();
             }
         }
         if afterwards == Afterwards::Written {
-            self.bitmaps.record(&list);
+            self.bitmaps.record(&list, record);
         }
         self.bitmaps.set_list(list);
         Ok(())
@@ -114,6 +147,7 @@ impl Qcow2 {
         worker: &Worker,
         bitmap: &mut Bitmap,
         afterwards: Afterwards,
+        moment: Moment,
         places: &mut Places<'_>,
     ) -> Result<()> {
         if bitmap.condition == Condition::Inconsistent {
@@ -122,12 +156,21 @@ impl Qcow2 {
         }
         bitmap.entry.flags.set(BitmapFlags::AUTO, bitmap.recording);
         let is_complete = bitmap.is_complete(afterwards);
+        let is_stored = is_complete
+            || (moment == Moment::Recorded && bitmap.is_recording() && !sabotage::is(Fault::ForgetMoment));
+        let lent = bitmap.lent.clone().filter(|_| !sabotage::is(Fault::ForgetLentBits));
         let Some(loaded) = &mut bitmap.loaded else { return Ok(()) };
         bitmap.entry.flags.set(BitmapFlags::IN_USE, !is_complete);
-        if is_complete && (loaded.unstored || loaded.bits.is_changed()) {
-            let table = self.write_bits(worker, &loaded.bits, places).await?;
+        if is_stored && (loaded.unstored || loaded.bits.is_changed() || lent.is_some()) {
+            let all = lent.as_ref().map(|lent| {
+                let all = loaded.bits.resized(loaded.bits.size());
+                all.merge(lent);
+                all
+            });
+            let table = self.write_bits(worker, all.as_ref().unwrap_or(&loaded.bits), places).await?;
             self.write_table(worker, &mut bitmap.entry, loaded, table, places).await?;
-            loaded.unstored = false;
+            // What a backup has is on disk, and not in memory.
+            loaded.unstored = lent.is_some();
         } else if bitmap.entry.table_entries == 0 {
             // It has to have a table, though nobody trusts what it says.
             let entries = table_entries(loaded.bits.size(), loaded.bits.granularity_bits(), self.geometry());
@@ -202,7 +245,7 @@ impl Qcow2 {
         Ok((table, data))
     }
 
-    async fn write_table(
+    pub(super) async fn write_table(
         self: &Arc<Self>,
         worker: &Worker,
         entry: &mut zebu_qcow2::bitmap::BitmapEntry,
@@ -248,9 +291,20 @@ impl Qcow2 {
     ) -> Result<Range<u64>> {
         bytes.resize(bytes.len().next_multiple_of(self.geometry().cluster_size() as usize), 0);
         let clusters = bytes.len() as u64 >> self.geometry().cluster_bits;
+        let place = self.allocate_for(worker, clusters, places).await?;
+        self.files.write_at(worker, place.start << self.geometry().cluster_bits, &bytes).await?;
+        Ok(place)
+    }
+
+    /// Clusters one behind the other.
+    pub(super) async fn allocate_for(
+        self: &Arc<Self>,
+        worker: &Worker,
+        clusters: u64,
+        places: &mut Places<'_>,
+    ) -> Result<Range<u64>> {
         let place = self.allocate_metadata(worker, clusters).await?.into_range();
         places.taken.push(place.clone());
-        self.files.write_at(worker, place.start << self.geometry().cluster_bits, &bytes).await?;
         Ok(place)
     }
 
@@ -295,7 +349,7 @@ impl Bitmap {
     /// Whether all that is in memory has to be on disk, and is all that there is.
     fn is_complete(&self, afterwards: Afterwards) -> bool {
         let is_final = afterwards == Afterwards::Untouched || sabotage::is(Fault::StoreUnfinishedBits);
-        !self.lent && (is_final || !self.recording)
+        self.lent.is_none() && (is_final || !self.recording)
     }
 }
 

@@ -8,8 +8,15 @@ use zebu_storage::Worker;
 impl Qcow2 {
     /// Makes everything durable and the image as small as it can be. The caller has no request under way.
     pub(crate) async fn close(self: &Arc<Self>, worker: &Worker) -> Result<()> {
-        if !self.is_writable() || !self.header.preparation().is_metadata_done() {
+        if !self.is_writable() {
             return Ok(());
+        }
+        if !self.header.preparation().is_metadata_done() {
+            if !self.bitmaps.are_recovered() {
+                return Ok(());
+            }
+            // Others are to find them as any bitmap.
+            self.before_metadata_write(worker).await?;
         }
         self.on_own_worker(worker, |me, on| async move { me.make_durable_and_small(&on).await }).await
     }

@@ -5,7 +5,7 @@ use crate::chain::map::ChainMap;
 use crate::error::format_error;
 use crate::image_worker::ImageWorker;
 use crate::options::{Access, OpenOptions, Purpose};
-use crate::qcow2::bitmaps::Bitmaps;
+use crate::qcow2::bitmaps::{Bitmaps, FoundRecord};
 use crate::qcow2::cache::inflated_clusters::{ClusterCache, InflatedClusters};
 use crate::qcow2::cache::resident_table::ResidentTable;
 use crate::qcow2::cache::shard::SLOT_OVERHEAD;
@@ -57,6 +57,7 @@ pub(crate) struct Parsed {
     /// Bytes of the snapshot table on disk.
     snapshots_len: u64,
     bitmaps: Vec<bitmap::BitmapEntry>,
+    record: FoundRecord,
 }
 
 impl Parsed {
@@ -111,7 +112,8 @@ pub(crate) async fn parse_with(
         }
         None => Vec::new(),
     };
-    Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps })
+    let record = FoundRecord::find(worker, file, &header, &bitmaps).await?;
+    Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps, record })
 }
 
 /// The beginning of a file with the magic number, which may not be there yet.
@@ -306,6 +308,7 @@ impl Qcow2 {
             bitmaps: Bitmaps::found(
                 header.bitmaps(),
                 &parsed.bitmaps,
+                parsed.record,
                 &geometry,
                 header.virtual_size(),
                 &parsed.first_block,

@@ -55,12 +55,15 @@ impl Qcow2 {
         self.prepare_bitmaps_for_resize(worker, new_size).await?;
         if new_size < old_size {
             // Should the shrink fail, what it was to cut off may be gone all the same.
-            self.bitmaps.mark(new_size, old_size - new_size);
+            let unrecorded = self.bitmaps.mark(&(new_size..old_size));
+            debug_assert!(unrecorded.is_none(), "a record is of a disk of one size");
             self.shrink(node, worker, new_size).await?;
         } else {
             self.grow_disk(node, worker, old_size, new_size, preallocation, control).await?;
         }
         self.resize_bitmaps().await;
+        // Without it, a crash leaves the bitmaps inconsistent, and the disk has its new size all the same.
+        let _ = self.renew_record(worker).await;
         self.cut_data_file(worker, new_size).await
     }
 

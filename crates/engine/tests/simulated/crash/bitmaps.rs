@@ -1,5 +1,5 @@
-//! Dirty bitmaps under power failures: one that is not marked in use knows everything that has changed since it was
-//! added or cleared.
+//! Dirty bitmaps under power failures: one that is not marked in use, or that is recovered, knows everything that has
+//! changed since it was added or cleared.
 
 use crate::crash::guest::Guest;
 use crate::crash::judge::read_all;
@@ -78,9 +78,15 @@ pub(crate) async fn tidy(worker: &Worker, guest: &Guest) -> Result<(), String> {
     for info in guest.image.bitmaps().iter().filter(|info| info.in_use) {
         guest.image.remove_bitmap(worker, &info.name).await.map_err(|e| format!("remove: {e}"))?;
     }
-    let left: Vec<String> = guest.image.bitmaps().into_iter().map(|info| info.name).collect();
-    guest.bitmaps.borrow_mut().retain(|name, _| left.contains(name));
-    for name in left {
+    let left = guest.image.bitmaps();
+    guest.bitmaps.borrow_mut().retain(|name, _| left.iter().any(|info| info.name == *name));
+    for info in left {
+        let name = info.name;
+        let is_known = guest.bitmaps.borrow().get(&name).is_some_and(|alternatives| alternatives.len() == 1);
+        if info.recovered.is_some() && is_known {
+            // It goes on from what it was.
+            continue;
+        }
         // Whichever it was before the crash, it is one of the alternatives still: all of them together are too much.
         guest.image.clear_bitmap(worker, &name).await.map_err(|e| format!("clear: {e}"))?;
         guest

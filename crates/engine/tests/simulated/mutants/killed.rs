@@ -9,7 +9,7 @@ use crate::faults::{
 };
 use crate::mutants::streams::Shape::*;
 use crate::mutants::streams::Stream::{self, *};
-use crate::mutants::{bases, encrypted, hostile, plain_text, undone, unfinished};
+use crate::mutants::{bases, encrypted, hostile, plain_text, recovered, undone, unfinished};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -242,6 +242,22 @@ mutants! {
     a_named_snapshot_is_given_back: LowerBeforeDeletion, within 20 of [Snapshots];
     no_barrier_of_marks: SkipBarrierOfMarks, within 10 of [Marks];
     unfinished_bits_are_stored: StoreUnfinishedBits, within 20 of [Crash(Bitmaps)];
+    a_change_comes_before_its_record: ChangeBeforeRecord, within 1 of
+        [Scenario(recovered::changes_in_place_are_known_after_a_crash)];
+    changes_come_before_their_record: ChangeBeforeRecord, within 40 of [Crash(Bitmaps), Marks];
+    the_record_is_not_durable: SkipBarrierOfRecord, within 1 of
+        [Scenario(recovered::changes_in_place_are_known_after_a_crash)];
+    the_record_is_not_durable_before_links: SkipBarrierOfRecord, within 1 of
+        [Scenario(recovered::changes_that_are_linked_are_known_after_a_crash)];
+    the_record_is_forgotten: ForgetRecord, within 1 of
+        [Scenario(recovered::changes_in_place_are_known_after_a_crash)];
+    a_record_of_another_program_is_believed: BelieveForeignRecord, within 1 of
+        [Scenario(recovered::a_record_that_another_program_has_written_is_not_believed)];
+    what_is_known_when_a_record_begins_is_not_stored: ForgetMoment, within 1 of
+        [Scenario(recovered::a_record_that_begins_anew_loses_nothing)];
+    what_a_backup_has_is_not_stored: ForgetLentBits, within 1 of
+        [Scenario(recovered::bits_that_a_backup_has_are_not_lost)];
+    the_record_of_another_size_is_believed: KeepRecordOfResized, within 60 of [Crash(Bitmaps)];
     a_broken_seal_is_believed: BelieveBrokenSeal, within 1 of
         [Scenario(bases::a_header_that_another_program_has_written_names_no_backup)];
     a_cleared_bitmap_keeps_its_base: KeepBaseOfCleared, within 1 of

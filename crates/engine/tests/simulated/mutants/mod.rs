@@ -8,6 +8,7 @@ mod hostile;
 mod killed;
 mod marks;
 mod plain_text;
+mod recovered;
 mod snapshot_lives;
 mod streams;
 mod undone;
