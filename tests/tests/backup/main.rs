@@ -11,4 +11,5 @@ mod live_increments;
 mod point_faults;
 mod point_scene;
 mod points;
+mod recovered_bitmaps;
 mod restores;

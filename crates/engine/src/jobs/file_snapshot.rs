@@ -63,7 +63,7 @@ impl NewFile {
 
 /// Makes `copy`, an empty regular file that is open for writing, a copy of the image's own file as it is at one moment.
 /// `path` is the name that the copy is to have. Requests that change the image wait meanwhile; for qcow2, everything is
-/// committed before, so that the copy is as after a close. A bitmap that recorded changes is inconsistent in the copy. The
+/// committed before, so that the copy is as after a close. A bitmap that recorded changes is recovered in the copy. The
 /// copy is durable when this returns.
 ///
 /// # Errors

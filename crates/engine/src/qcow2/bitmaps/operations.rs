@@ -1,8 +1,8 @@
 //! Adding, removing, clearing, merging bitmaps, and what a resize needs. The caller of each operation is alone: no change
 //! of the disk is under way. What it does is durable when it returns, as far as the format lets a bitmap in use be.
 
-use super::store::Afterwards;
 use super::record::NAME;
+use super::store::Afterwards;
 use super::{Bitmap, Bits, Condition, Loaded};
 use crate::qcow2::state::Qcow2;
 use crate::{ErrorKind, Result};

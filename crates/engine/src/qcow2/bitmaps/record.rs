@@ -190,7 +190,10 @@ mod tests {
         record.want(&range);
         assert!(!record.covers(&range), "it is not durable");
         let parts = record.wanted();
-        assert_eq!(parts.iter().map(|part| (part.offset, part.bytes.len())).collect::<Vec<_>>(), [(7 << 16, 512)]);
+        assert_eq!(
+            parts.iter().map(|part| (part.offset, part.bytes.len())).collect::<Vec<_>>(),
+            [(7 << 16, 512)]
+        );
         assert_eq!(parts[0].bytes[12..14], [0xff, 0xff]);
         record.note_durable(&parts);
         assert!(record.covers(&(96 << 20..112 << 20)) && !record.covers(&(96 << 20..(112 << 20) + 1)));

@@ -63,15 +63,11 @@ impl FoundRecord {
     }
 
     /// Bytes of the granules in which the record tells what a bitmap that was left in use does not say.
-    pub(super) fn tells_of(
-        self,
-        entry: &BitmapEntry,
-        geometry: &Geometry,
-        size: u64,
-    ) -> Option<u64> {
+    pub(super) fn tells_of(self, entry: &BitmapEntry, geometry: &Geometry, size: u64) -> Option<u64> {
         let mut stored = entry.clone();
         stored.flags.remove(BitmapFlags::IN_USE);
-        let tells = entry.flags == BitmapFlags::IN_USE | BitmapFlags::AUTO && stored.validate(geometry, size).is_ok();
+        let tells =
+            entry.flags == BitmapFlags::IN_USE | BitmapFlags::AUTO && stored.validate(geometry, size).is_ok();
         self.granularity.filter(|_| tells)
     }
 }
@@ -234,7 +230,11 @@ impl Qcow2 {
 
     /// Takes the record out of a list of bitmaps; gives the clusters that are to be freed if they are not in memory. What it tells is in
     /// memory already.
-    pub(super) async fn drop_record(&self, worker: &Worker, list: &mut Vec<Bitmap>) -> Result<Vec<Range<u64>>> {
+    pub(super) async fn drop_record(
+        &self,
+        worker: &Worker,
+        list: &mut Vec<Bitmap>,
+    ) -> Result<Vec<Range<u64>>> {
         let Some(index) = list.iter().position(Bitmap::is_record) else { return Ok(Vec::new()) };
         let record = list.remove(index);
         if record.loaded.is_none()

@@ -1,7 +1,7 @@
 //! The end of an opening: commit, give back what was set aside, cut what was grown and not used.
 
-use crate::Result;
 use crate::qcow2::state::Qcow2;
+use crate::{ErrorKind, Result};
 use std::sync::Arc;
 use zebu_storage::Worker;
 
@@ -16,8 +16,16 @@ impl Qcow2 {
                 return Ok(());
             }
             // Others are to find them as any bitmap.
-            self.before_metadata_write(worker).await?;
+            return match self.store_recovered(worker).await {
+                Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
+                stored => stored,
+            };
         }
+        self.on_own_worker(worker, |me, on| async move { me.make_durable_and_small(&on).await }).await
+    }
+
+    async fn store_recovered(self: &Arc<Self>, worker: &Worker) -> Result<()> {
+        self.before_metadata_write(worker).await?;
         self.on_own_worker(worker, |me, on| async move { me.make_durable_and_small(&on).await }).await
     }
 

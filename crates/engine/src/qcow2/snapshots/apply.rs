@@ -22,7 +22,7 @@ impl Qcow2 {
         find: impl Fn(&[SnapshotEntry]) -> Option<usize>,
     ) -> Result<()> {
         self.check_may_have_snapshots()?;
-        if !self.bitmaps.is_empty() {
+        if !self.bitmaps.info().is_empty() {
             // They would not know what changes; QEMU refuses too, and with this error.
             let message =
                 "the image has dirty bitmaps, which an older state would make wrong: remove them first";

@@ -9,8 +9,8 @@ use crate::crash::setup::{Files, NAMES, Origin, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
 use zebu::storage::Worker;
-use zebu_storage::sabotage::{Limit, limit};
 use zebu_sim::{CrashOptions, SimRng, SimWorld, Tear};
+use zebu_storage::sabotage::{Limit, limit};
 
 /// Runs with one seed. `Err`: what must not be.
 pub(crate) fn live(seed: u64) -> Result<(), String> {

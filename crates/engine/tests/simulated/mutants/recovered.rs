@@ -2,12 +2,8 @@
 
 use zebu::jobs::{BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBitmap};
 use zebu::storage::{IoBuf, Worker};
-use zebu::{
-    Access, CreateOptions, Durability, Format, Image, NewBitmap, OpenOptions, OpenedFile, ZeroMode,
-};
-use zebu_sim::{
-    Content, CrashOptions, LogEvent, OpClass, SimFileConfig, SimRng, SimWorld, Tear,
-};
+use zebu::{Access, CreateOptions, Durability, Format, Image, NewBitmap, OpenOptions, OpenedFile, ZeroMode};
+use zebu_sim::{Content, CrashOptions, LogEvent, OpClass, SimFileConfig, SimRng, SimWorld, Tear};
 
 const SIZE: u64 = 4 << 20;
 const DISK: &str = "disk";
