@@ -220,6 +220,12 @@ impl Bitmaps {
         self.recorders.store(Recorders { bits, record });
     }
 
+    /// Has no record go before changes any more. Nobody changes the disk now.
+    fn end_record(&self) {
+        let bits = self.recorders.load().bits.clone();
+        self.recorders.store(Recorders { bits, record: None });
+    }
+
     /// The record that goes before changes.
     fn active_record(&self) -> Option<Arc<Record>> {
         self.recorders.load().record.clone()

@@ -84,6 +84,8 @@ impl Qcow2 {
             (state.list.clone(), state.directory)
         };
         let mut places = Places::of(self);
+        // The clusters of the record before are given back: nobody writes it any more, not even for a request that was given up.
+        let _no_record_is_written = self.bitmaps.record_turn.lock().await;
         gone.extend(self.drop_record(worker, &mut list).await?);
         let begun = match afterwards {
             Afterwards::Written => self.make_record(worker, &list, &mut places).await?,
@@ -134,8 +136,9 @@ impl Qcow2 {
                 loaded.bits.set_stored();
             }
         }
-        if afterwards == Afterwards::Written {
-            self.bitmaps.record(&list, record);
+        match afterwards {
+            Afterwards::Written => self.bitmaps.record(&list, record),
+            Afterwards::Untouched => self.bitmaps.end_record(),
         }
         self.bitmaps.set_list(list);
         Ok(())

@@ -110,7 +110,9 @@ impl Qcow2 {
         }
         self.on_own_worker(worker, move |me, on| async move {
             let _turn = me.bitmaps.record_turn.lock().await;
-            if record.covers(&range) {
+            let is_active = me.bitmaps.active_record().is_some_and(|active| Arc::ptr_eq(&active, &record));
+            if !is_active || record.covers(&range) {
+                // Where another record has begun, the request was given up: its clusters may be others' already.
                 return Ok(());
             }
             me.check_writable()?;

@@ -112,7 +112,8 @@ pub(crate) async fn parse_with(
         }
         None => Vec::new(),
     };
-    let record = FoundRecord::find(worker, file, &header, &bitmaps).await?;
+    // Without it, bitmaps in use are inconsistent, and the disk can be read all the same.
+    let record = FoundRecord::find(worker, file, &header, &bitmaps).await.unwrap_or_default();
     Ok(Parsed { header, first_block, snapshots, snapshots_len, bitmaps, record })
 }
 
