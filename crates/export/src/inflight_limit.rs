@@ -26,6 +26,8 @@ pub(crate) struct InflightLimit {
     /// Of the memory of all clients.
     account: Account,
     most: Load,
+    /// Bytes that a request takes beside its data.
+    each: u64,
     requests: AtomicUsize,
     bytes: AtomicU64,
     waiting: Waiting,
@@ -57,7 +59,13 @@ impl Waiting {
 impl InflightLimit {
     pub(crate) fn new(most: Load, account: Account) -> Self {
         let (requests, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { account, most, requests, bytes, waiting: Waiting::default() }
+        Self { account, most, each: 0, requests, bytes, waiting: Waiting::default() }
+    }
+
+    /// Counts so many bytes more for each request in the memory of all clients.
+    pub(crate) fn with_each(mut self, bytes: u64) -> Self {
+        self.each = bytes;
+        self
     }
 
     fn now(&self) -> Load {
@@ -72,7 +80,7 @@ impl InflightLimit {
                 || (now.requests < self.most.requests && now.bytes.saturating_add(bytes) <= self.most.bytes)
         };
         self.wait_until(fits).await;
-        self.account.take(bytes).await;
+        self.account.take(bytes.saturating_add(self.each)).await;
         self.requests.fetch_add(1, SeqCst);
         self.bytes.fetch_add(bytes, SeqCst);
         Load { requests: 1, bytes }
@@ -87,7 +95,7 @@ impl InflightLimit {
     pub(crate) fn leave(&self, load: Load) {
         self.bytes.fetch_sub(load.bytes, SeqCst);
         self.requests.fetch_sub(load.requests, SeqCst);
-        self.account.give(load.bytes);
+        self.account.give(load.bytes + self.each * load.requests as u64);
         self.waiting.wake();
     }
 
@@ -141,6 +149,17 @@ mod tests {
         assert!(!is_ready(limit.empty()));
         limit.leave(Load { requests: 3, bytes: 100 });
         assert!(is_ready(limit.empty()));
+    }
+
+    #[test]
+    fn requests_count_beside_their_data() {
+        let budget = MemoryBudget::default();
+        let account = budget.admit(Due::default(), Arc::default()).unwrap();
+        let limit = InflightLimit::new(Load { requests: 9, bytes: 100 }, account).with_each(40);
+        assert!(is_ready(limit.enter(0)) && is_ready(limit.enter(100)));
+        assert_eq!(budget.used(), 180);
+        limit.leave(Load { requests: 2, bytes: 100 });
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

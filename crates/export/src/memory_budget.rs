@@ -3,7 +3,7 @@
 //!
 //! The first half is for whoever comes. The second half is divided evenly: a client that has less than its share gets in
 //! as long as the share lasts, whatever others hold. So clients that do not take their replies can't keep others from
-//! theirs, and all together never hold more than the limit.
+//! theirs. All together hold no more than the limit, and what connections take that came after the requests.
 
 use slab::Slab;
 use std::future::poll_fn;

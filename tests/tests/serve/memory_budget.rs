@@ -120,6 +120,37 @@ fn a_thousand_clients_that_do_not_read_stay_within_the_memory() {
     }
 }
 
+/// Requests that a limit of the export holds back take memory beside their data, however small they are.
+#[test]
+fn many_small_requests_that_wait_stay_within_the_memory() {
+    let scratch = Scratch::new("memory");
+    let dir = scratch.path();
+    zebu(dir, ["create", "-q", "-f", "qcow2", IMAGE, "64M"]).ok();
+    let doors = "--metrics unix:metrics.sock --control ctl.sock";
+    let server = Server::start(dir, &format!("{doors} --max-memory 64M -f qcow2 {IMAGE}"));
+    zebu(dir, ["ctl", "ctl.sock", "limit", "", "iops=1"]).ok();
+    let mut clients: Vec<Client> =
+        (0..100).map(|_| Client::open(server.socket(), "").expect("connected")).collect();
+    for client in &mut clients {
+        let headers = (0..512).flat_map(|at| client.header(0, command::READ, at, at * 512, 512));
+        let headers: Vec<u8> = headers.collect();
+        client.say(&headers).expect("sent");
+    }
+    wait_until("most clients wait for memory", || metric(dir, "zebu_memory_waiting") >= 90);
+    let used = metric(dir, "zebu_memory_bytes");
+    assert!(used <= LIMIT, "{used}");
+    let resident = server.resident_kib();
+    assert!(resident < 120 << 10, "{resident} KiB");
+    // Once the limit is gone, all go on.
+    zebu(dir, ["ctl", "ctl.sock", "limit", "", "none"]).ok();
+    for mut client in clients {
+        for _ in 0..512 {
+            assert_eq!(client.reply().expect("served").error, 0);
+        }
+    }
+    server.stop();
+}
+
 #[test]
 fn rings_that_there_is_no_memory_for_are_refused() {
     let scratch = Scratch::new("memory");

@@ -32,6 +32,8 @@ const BREATH: Duration = Duration::from_millis(100);
 const CONNECTION: u64 = 128 << 10;
 /// Bytes that TLS takes beside them.
 const TLS: u64 = 128 << 10;
+/// Bytes that a request takes beside its data: its task, and what its buffer is larger.
+const REQUEST: u64 = 8 << 10;
 
 /// State that all of a server's tasks share.
 struct Shared {
@@ -282,7 +284,8 @@ async fn serve(shared: &Shared, socket: &Socket, membership: &Membership, seat: 
     let most = Load { requests: config.max_requests.max(1), bytes: config.max_bytes };
     let export = Arc::clone(&agreement.export);
     export.metrics().client_comes();
-    let session = Session::new(seat, agreement, InflightLimit::new(most, account), peer, stop);
+    let limit = InflightLimit::new(most, account).with_each(REQUEST);
+    let session = Session::new(seat, agreement, limit, peer, stop);
     let result = session.run(&mut inbox, handshake.transport(), peer).await;
     export.metrics().client_goes();
     result
