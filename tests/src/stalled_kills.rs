@@ -90,7 +90,9 @@ impl Kill {
         let mut random = Random::new(seed ^ 0x6b69_6c6c);
         let place = *random.pick(&[Place::Device, Place::Device, Place::File]);
         let kinds: &[Option<Kind>] = match place {
-            Place::Device => &[Some(Kind::Write), Some(Kind::Write), Some(Kind::Sync), Some(Kind::Read), None],
+            Place::Device => {
+                &[Some(Kind::Write), Some(Kind::Write), Some(Kind::Sync), Some(Kind::Read), None]
+            }
             Place::File => &[Some(Kind::Write), Some(Kind::Sync), Some(Kind::Read), Some(Kind::Punch), None],
         };
         Self {
@@ -145,8 +147,7 @@ impl Kill {
         }
         let raw = scratch.file("expected");
         crate::aging::write_blocks(&raw, &expected).map_err(|e| e.to_string())?;
-        let out =
-            qemu.img(scratch.path(), ["compare", "-f", "raw", "-F", self.format, "expected", name]);
+        let out = qemu.img(scratch.path(), ["compare", "-f", "raw", "-F", self.format, "expected", name]);
         if out.code == Some(0) { Ok(Some(how)) } else { Err(out.to_string()) }
     }
 
@@ -262,7 +263,8 @@ impl Kill {
 fn read_all(client: &mut Client, blocks: &[Vec<u32>]) -> Result<Vec<u32>, String> {
     let mut shown = Vec::with_capacity(blocks.len());
     for (first, part) in (0..).step_by(256).zip(blocks.chunks(256)) {
-        let bytes = client.read(first * BLOCK, part.len() as u64 * BLOCK).map_err(|e| format!("read: {e}"))?;
+        let bytes =
+            client.read(first * BLOCK, part.len() as u64 * BLOCK).map_err(|e| format!("read: {e}"))?;
         for ((block, writes), found) in (first..).zip(part).zip(bytes.chunks(BLOCK as usize)) {
             let is_shown = |write: &&u32| match **write {
                 0 => found.iter().all(|byte| *byte == 0),

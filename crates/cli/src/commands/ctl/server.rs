@@ -90,6 +90,10 @@ impl Server {
         self.stream.get_mut().write_all(rest).map_err(fail)?;
         let mut answer = String::new();
         self.stream.read_line(&mut answer).map_err(fail)?;
+        if answer.is_empty() {
+            let unknown = "the server has ended without an answer; whether it did this is not known";
+            return Err(Failure::new(format!("'{name}': {unknown}")));
+        }
         let mut answer: Value = serde_json::from_str(&answer)
             .map_err(|error| Failure::new(format!("'{name}' does not answer as zebu does: {error}")))?;
         if let Some(message) = answer["error"]["message"].as_str() {
