@@ -3,6 +3,7 @@
 
 pub mod aged_commands;
 pub mod aging;
+pub mod beside_qemu;
 pub mod both_programs;
 pub mod ceph;
 pub mod certificates;

@@ -63,6 +63,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Compare zebu with a model and with QEMU over seeded random operations
     Differential(PassThrough),
+    /// Compare zebu under QEMU's names with QEMU's programs: `lines`, `stacks`
+    BesideQemu(PassThrough),
     /// Age an image by rewrites, trims, snapshots and resizes, and judge every command on it
     Aged(PassThrough),
     /// Serve an image under mixed load for as long as wanted, and record what the server takes
@@ -142,6 +144,7 @@ fn main() -> ExitCode {
         Command::Test(args) => suite::command(&args),
         Command::Demo(args) => setup::ensure(Need::Demo).and_then(|()| demo::command(&args)),
         Command::Differential(pass) => suite::program_of_tests("differential", &pass.args),
+        Command::BesideQemu(pass) => suite::program_of_tests("beside_qemu", &pass.args),
         Command::Days(pass) => suite::program_of_tests("days", &pass.args),
         Command::Stalls(pass) => suite::program_of_tests("stalls", &pass.args),
         Command::Aged(pass) => suite::program_of_tests("aged", &pass.args),

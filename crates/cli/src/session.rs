@@ -10,6 +10,7 @@ use crate::suggestion::meant;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
 use std::future::Future;
+use std::os::unix::fs::FileExt;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -18,6 +19,10 @@ use zebu::storage::{Worker, WorkerConfig, WorkerKind};
 use zebu::{Access, Chain, DamageMark, ErrorKind, Format, Image, OpenOptions, Purpose, Sharing};
 use zebu_disks::graph::{Filtered, filtered};
 use zebu_disks::{Context, ImageSpec, Program, printable};
+use zebu_qcow2::Autoclear;
+
+/// Bytes of a cache that is enough for any image's tables.
+const AMPLE_CACHE: u64 = 1 << 30;
 
 /// How often work that can't look at a switch itself is asked whether it was cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
@@ -122,6 +127,12 @@ impl Session {
             self.guess_raw(spec, &mut options);
             options.damage = DamageMark::Set;
         }
+        // QEMU raises a cache that is too small for its image; one that is too large is refused.
+        let may_be_small = |bytes: &u64| self.context.dialect.is_qemu() && *bytes < AMPLE_CACHE;
+        let asked = options.cache_size.filter(may_be_small);
+        if asked.is_some() {
+            options.cache_size = None;
+        }
         self.worker
             .block_on(async {
                 let mut image = Image::open(&self.worker, &spec.path, &options).await;
@@ -135,9 +146,14 @@ impl Session {
                     image = Ok(read);
                 }
                 let image = image?;
+                if let Some(bytes) = asked {
+                    image.set_cache_size(bytes.max(image.min_cache_size()))?;
+                }
                 // QEMU marks bitmaps as in use when it opens an image; who looks meanwhile, or after a crash, finds them so.
                 let is_served = matches!(self.context.dialect, Program::QemuIo | Program::QemuNbd);
-                if is_served && spec.options.access == Access::ReadWrite && !image.bitmaps().is_empty() {
+                let is_written = is_served && spec.options.access == Access::ReadWrite;
+                // The same goes for features that are no longer kept.
+                if is_written && (!image.bitmaps().is_empty() || has_unknown_autoclear(&image)) {
                     image.take_bitmaps_into_use(&self.worker).await?;
                 }
                 Ok(image)
@@ -299,4 +315,20 @@ fn describe_worker(worker: &Worker) -> String {
         Some(reason) => format!("{kind}; io_uring is not used: {reason}"),
         None => kind.to_owned(),
     }
+}
+
+/// Whether the header of a qcow2 image in a local file has autoclear features that nobody here knows.
+fn has_unknown_autoclear(image: &Image) -> bool {
+    /// Where the version and the features are.
+    const FIELDS: [u64; 2] = [4, 88];
+    let (mut version, mut features) = ([0; 4], [0; 8]);
+    let read = std::fs::File::open(image.path()).and_then(|file| {
+        file.read_exact_at(&mut version, FIELDS[0])?;
+        file.read_exact_at(&mut features, FIELDS[1])
+    });
+    let features = Autoclear::from_bits_retain(u64::from_be_bytes(features));
+    image.format() == Format::Qcow2
+        && read.is_ok()
+        && u32::from_be_bytes(version) >= 3
+        && !features.difference(Autoclear::KNOWN).is_empty()
 }

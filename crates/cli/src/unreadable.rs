@@ -3,7 +3,7 @@
 use crate::output::stderr;
 use serde::Serialize;
 use zebu::jobs::SkippedRange;
-use zebu_disks::Program;
+use zebu_disks::{Program, errno_text};
 
 /// A range in a JSON report, in bytes of the virtual disk.
 #[derive(Serialize)]
@@ -33,6 +33,11 @@ pub(crate) fn count_in_all(listed: &[SkippedRange], count: u64) -> Option<u64> {
 /// Says on standard error what could not be read: the ranges that are listed, how many more there are, and the sum.
 pub(crate) fn tell(dialect: Program, listed: &[SkippedRange], count: u64, bytes: u64) {
     for range in listed {
+        if dialect.is_qemu() {
+            let reason = errno_text(range.error.errno());
+            stderr::tell(dialect, &format!("warning: error while reading offset {}: {reason}", range.offset));
+            continue;
+        }
         stderr::tell(
             dialect,
             &format!("error while reading {} bytes at offset {}: {}", range.len, range.offset, range.error),

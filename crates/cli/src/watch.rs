@@ -319,11 +319,13 @@ struct Painter {
     drawn: usize,
     /// The last output, so that a job that stands still prints nothing new.
     last: Option<(u64, &'static str)>,
+    /// The last line of percentages.
+    percent: String,
 }
 
 impl Painter {
     fn new(style: Style, started: Instant) -> Self {
-        Self { style, started, pace: Pace::default(), drawn: 0, last: None }
+        Self { style, started, pace: Pace::default(), drawn: 0, last: None, percent: String::new() }
     }
 
     fn show(&mut self, now: Snapshot) {
@@ -344,11 +346,22 @@ impl Painter {
             }
             Style::Percent => {
                 if self.is_news(now) {
-                    let mut out = std::io::stdout().lock();
-                    let _ = write!(out, "    ({:.2}/100%)\r", now.percent());
-                    let _ = out.flush();
+                    // However short the job was.
+                    if self.percent.is_empty() {
+                        self.say_percent(0.0);
+                    }
+                    self.say_percent(now.percent());
                 }
             }
+        }
+    }
+
+    fn say_percent(&mut self, percent: f64) {
+        let text = format!("    ({percent:.2}/100%)\r");
+        if text != self.percent {
+            let mut out = std::io::stdout().lock();
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            self.percent = text;
         }
     }
 

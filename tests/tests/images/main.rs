@@ -4,6 +4,7 @@ mod aged;
 mod alignment;
 mod allocation;
 mod amend;
+mod beside_qemu;
 mod block_devices;
 mod chain_operations;
 mod compressed_matrix;

@@ -162,11 +162,11 @@ pub(crate) fn run(args: &BenchArgs, context: &Context) -> Result<u8, Failure> {
     }
     let session = Session::start_with_depth(context, &args.inspect.engine, spec.aio, plan.depth)?;
     let watch = Watch::start(ProgressMode::None)?;
-    if !args.quiet && args.inspect.output == OutputFormat::Human {
-        stdout::print(&announcement(&plan))?;
-    }
     let (measured, stats) =
         session.with_image(&spec, |image| {
+            if !args.quiet && args.inspect.output == OutputFormat::Human {
+                stdout::print(&announcement(&plan))?;
+            }
             let before = image.stats();
             let measured = run_load(&plan, image, session.worker(), session.config(), watch.cancel())
                 .map_err(|error| match error.kind() {

@@ -181,6 +181,12 @@ fn copy_sources(
         }
         return told.map(|()| 0);
     }
+    if dialect.is_qemu() && args.bitmaps && !images.iter().all(may_have_bitmaps) {
+        for image in &images {
+            session.close(image, Access::ReadOnly)?;
+        }
+        return Err(Failure::new("Source lacks bitmap support"));
+    }
     let skipped = skipped_bitmaps(args, &images);
     if dialect.is_qemu()
         && args.bitmaps
@@ -202,7 +208,15 @@ fn copy_sources(
     for name in &skipped {
         stderr::tell(dialect, &format!("warning: Skipping inconsistent bitmap '{name}'"));
     }
-    unreadable::tell(dialect, &report.unreadable_ranges, report.unreadable_range_count, report.unreadable);
+    // QEMU's program keeps quiet about them if it is asked to.
+    if !(dialect.is_qemu() && args.quiet) {
+        unreadable::tell(
+            dialect,
+            &report.unreadable_ranges,
+            report.unreadable_range_count,
+            report.unreadable,
+        );
+    }
     let shown = destination.shown();
     warn_of_lost(report.lost_logical_sector, shown.as_os_str());
     match args.output {
@@ -252,6 +266,11 @@ fn written_files(
         .as_deref()
         .map(|name| backing::resolve(image.as_deref().unwrap_or(Path::new("")), name));
     [image, data_file].into_iter().flatten().collect()
+}
+
+/// Whether the format of an image has bitmaps.
+fn may_have_bitmaps(image: &Image) -> bool {
+    image.info().ok().and_then(|info| info.qcow2).is_some_and(|qcow2| qcow2.version >= 3)
 }
 
 /// The bitmaps that `--skip-broken-bitmaps` leaves out.
@@ -333,6 +352,8 @@ fn convert_to(
     packed: &PackedSources,
 ) -> Result<ConvertReport, Failure> {
     let dialect = session.dialect();
+    // Tables in the order of the disk take a cluster, which `check` finds unused where there is no disk.
+    let is_empty = images.iter().all(|image| image.virtual_size() == 0);
     let mut options = ConvertOptions::default()
         .workers(if packed.is_stream { 1 } else { usize::from(args.workers) })
         .source_end(packed.end.clone())
@@ -348,7 +369,7 @@ fn convert_to(
             Copy::Buffers => CopyMode::Buffers,
         })
         .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })
-        .order(if args.oob_writes { PlaceOrder::AsTheyCome } else { PlaceOrder::OfDisk })
+        .order(if args.oob_writes || is_empty { PlaceOrder::AsTheyCome } else { PlaceOrder::OfDisk })
         .identities(args.seed.map_or(Identities::OfSource, Identities::Seed))
         .read_errors(if args.salvage { ReadErrors::Zero } else { ReadErrors::Fail })
         .range(None)

@@ -14,7 +14,7 @@ use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, UnaskedWrites, convert, drop_pages};
+use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, PlaceOrder, UnaskedWrites, convert, drop_pages};
 use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
 use zebu_disks::size::parse_size;
 use zebu_disks::{Context, Program, given_only};
@@ -159,7 +159,9 @@ pub(crate) fn run(args: &mut DdArgs, context: &Context) -> Result<u8, Failure> {
         Some(count) => first.saturating_add(count.saturating_mul(operands.block)).min(size),
         None => size,
     };
-    let mut options = ConvertOptions::default().range(Some(first..end)).control(watch.control());
+    // Tables in the order of the disk take a cluster, which `check` finds unused where there is no disk.
+    let order = if first < end { PlaceOrder::OfDisk } else { PlaceOrder::AsTheyCome };
+    let mut options = ConvertOptions::default().range(Some(first..end)).order(order).control(watch.control());
     let mut target = NewTarget::new(output)
         .create(
             CreateOptions::default()
