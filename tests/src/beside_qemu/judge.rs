@@ -1,4 +1,4 @@
-//! What two programs do with the same line in copies of the same files, compared.
+//! The same line run by two programs in copies of the same files, and compared.
 
 use super::lines::Line;
 use super::states::{self, Holder};
@@ -25,9 +25,10 @@ const OWN_AFFAIRS: [&str; 8] = [
 /// A respect in which the programs differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Its kind: `crash` of QEMU's program, `option` that it does not know, `code`, `stdout`, `stderr`, `json`, `files`, `disk`, `map`, `check`.
+    /// Its kind: `crash` of QEMU's program, `option` that it does not know, `code`, `stdout`, `stderr`, `json`, `files`, `disk`,
+    /// `map`, `check`.
     pub kind: &'static str,
-    /// What there is to see.
+    /// The evidence, in words of both programs.
     pub what: String,
 }
 

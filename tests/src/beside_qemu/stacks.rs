@@ -94,7 +94,7 @@ fn options_of(driver: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// What is written and read.
+/// Commands that write and read.
 const COMMANDS: [&str; 9] = [
     "write -P 0x42 4k 8k",
     "read -P 0x42 4k 8k",
@@ -185,7 +185,7 @@ pub fn make(dir: &Path) {
     }
 }
 
-/// What came of a stack.
+/// Outcome of a stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Both programs did the same.
