@@ -54,7 +54,10 @@ fn a_changed_manifest_is_seen() {
         std::fs::write(&manifest, &wrong).unwrap();
         for words in [["verify", STORE], ["points", STORE]] {
             let found = scene.zebu(&words).exits(2);
-            assert!(found.stderr.contains("points/00000002.json: its text is not what its digest"), "{found}");
+            assert!(
+                found.stderr.contains("points/00000002.json: its text is not what its digest"),
+                "{found}"
+            );
         }
         let refused = scene.zebu(&["restore", "-q", STORE, "new.raw"]).exits(1);
         assert!(refused.stderr.contains("digest"), "{refused}");
@@ -103,7 +106,10 @@ fn a_bitmap_that_does_not_tell_the_truth_gives_a_compared_point() {
     let offset = map[0]["offset"].as_u64().unwrap();
     file.write_all_at(&vec![9; MIB as usize], offset).unwrap();
     let report = scene.take(&bitmap);
-    assert!(report["way"] == "scan" && report["reason"].as_str().unwrap().contains("does not belong"), "{report}");
+    assert!(
+        report["way"] == "scan" && report["reason"].as_str().unwrap().contains("does not belong"),
+        "{report}"
+    );
     scene.write();
     assert_eq!(scene.take(&bitmap)["way"], "bitmap");
     scene.check_all();
@@ -141,7 +147,10 @@ fn nothing_stands_on_a_damaged_layer() {
     let listed = scene.zebu(&["points", "--output", "json", STORE]).exits(2);
     let points = json_of(&listed)["points"].as_array().unwrap().clone();
     let last = points.last().unwrap();
-    assert!(last["damaged"].as_str().unwrap().starts_with("layers/") && last["verified"].is_null(), "{listed}");
+    assert!(
+        last["damaged"].as_str().unwrap().starts_with("layers/") && last["verified"].is_null(),
+        "{listed}"
+    );
     assert!(points[0]["damaged"].is_null() && points[0]["verified"].is_string(), "{listed}");
     let merged = scene.zebu(&["compact", STORE, "--depth", "1"]);
     assert!(merged.code == Some(0) || merged.stderr.contains("found it damaged"), "{merged}");
@@ -296,7 +305,9 @@ fn links_in_a_store_lead_nowhere() {
         std::fs::rename(store.join(part), away.join(part)).unwrap();
         symlink(away.join(part), store.join(part)).unwrap();
         let point = format!("{STORE}@{}", scene.copies.keys().next_back().unwrap());
-        for words in [vec!["points", STORE], vec!["backup", DISK, STORE], vec!["restore", "-q", &point, "n.raw"]] {
+        for words in
+            [vec!["points", STORE], vec!["backup", DISK, STORE], vec!["restore", "-q", &point, "n.raw"]]
+        {
             let refused = scene.zebu(&words).exits(1);
             assert!(refused.stderr.contains(&format!("'{part}' is a link")), "{refused}");
         }

@@ -15,8 +15,7 @@ const UNFINISHED: &str = "tmp";
 /// The end of the name of a small one.
 const UNNAMED: &str = ".part";
 /// Parts of a store.
-pub(super) const PARTS: [&str; 7] =
-    ["points", "layers", "hashes", "claims", "marks", "verified", "damaged"];
+pub(super) const PARTS: [&str; 7] = ["points", "layers", "hashes", "claims", "marks", "verified", "damaged"];
 /// Bytes read at once.
 const PIECE: usize = 1 << 20;
 /// How often a name is tried for a file that somebody tidied away.
@@ -55,7 +54,8 @@ impl Folder {
         for part in PARTS.iter().chain(&[UNFINISHED]) {
             match std::fs::symlink_metadata(self.at(part)) {
                 Ok(found) if !found.is_dir() => {
-                    let reason = format!("'{part}' is a link or a file, and must be a folder of the store itself");
+                    let reason =
+                        format!("'{part}' is a link or a file, and must be a folder of the store itself");
                     return Err((PointsErrorKind::Refused, reason));
                 }
                 Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {

@@ -33,8 +33,8 @@ pub struct KnownDamage(HashSet<String>);
 impl KnownDamage {
     /// The first damaged object among those of these layers.
     pub fn of(&self, layers: &[Layer]) -> Option<String> {
-        let keys = layers.iter().flat_map(|layer| [layer.key(), layer.hashes_key()]);
-        keys.into_iter().find(|key| note_of(key).is_some_and(|note| self.0.contains(&note)))
+        let mut keys = layers.iter().flat_map(|layer| [layer.key(), layer.hashes_key()]);
+        keys.find(|key| note_of(key).is_some_and(|note| self.0.contains(&note)))
     }
 
     /// Keys of the notes.

@@ -157,7 +157,9 @@ fn check_source(args: &BackupArgs, image: &Image) -> Result<(), Failure> {
         Err(Failure::new(format!("error while reading the source: {}: {reason}", image.path().display())))
     };
     if image.is_chain_encrypted() && !args.decrypt {
-        return refuse("the disk is encrypted, and a backup of it would hold its plain text (--decrypt allows it)");
+        return refuse(
+            "the disk is encrypted, and a backup of it would hold its plain text (--decrypt allows it)",
+        );
     }
     match image.info()?.qcow2 {
         _ if args.bitmap.is_none() => Ok(()),
@@ -255,8 +257,7 @@ impl Making<'_> {
         let mut way = if base.is_some() { Way::Scan } else { Way::Full };
         match &bitmap {
             Some(Marks::Tell) => way = Way::Bitmap,
-            Some(Marks::BeginAnew(why)) if way == Way::Scan => reason = Some(why.clone()),
-            Some(Marks::LeftAlone(why)) if way == Way::Scan => reason = Some(why.clone()),
+            Some(Marks::BeginAnew(why) | Marks::LeftAlone(why)) if way == Way::Scan => reason = Some(why.clone()),
             Some(Marks::LeftAlone(why)) => stderr::tell(self.session.dialect(), why),
             _ => {}
         }
@@ -264,7 +265,8 @@ impl Making<'_> {
         loop {
             match self.attempt(way, base.as_ref(), bitmap.clone(), claim)? {
                 Tried::Made(report) => {
-                    let layer = claim.add(&claim.directory().join(way.file()), &claim.directory().join(HASHES))?;
+                    let layer =
+                        claim.add(&claim.directory().join(way.file()), &claim.directory().join(HASHES))?;
                     return Ok(self.point(report, layer, way, reason, base));
                 }
                 Tried::NotByBitmap(why) => {

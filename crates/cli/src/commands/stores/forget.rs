@@ -91,7 +91,8 @@ pub(crate) fn run(args: &ForgetArgs, context: &Context) -> Result<u8, Failure> {
         stderr::tell(
             context.dialect,
             &format!(
-                "{objects} objects of {bytes} bytes that no readable point names stay: a manifest that can't be read may name                  them"
+                "{objects} objects of {bytes} bytes that no readable point names stay: a manifest that can't be read may name \
+                 them"
             ),
         );
     }

@@ -70,7 +70,8 @@ pub(crate) fn run(args: &PointsArgs, context: &Context) -> Result<u8, Failure> {
     let (points, damaged) = store.points()?;
     let verified = Verified { times: store.verified()?, damage: store.known_damage()? };
     tell_damaged(context, &damaged);
-    let is_whole = damaged.is_empty() && points.iter().all(|point| verified.damage.of(&point.layers).is_none());
+    let is_whole =
+        damaged.is_empty() && points.iter().all(|point| verified.damage.of(&point.layers).is_none());
     stdout::print(&match args.output {
         OutputFormat::Human => human_text(&points, &verified),
         OutputFormat::Json => {
@@ -102,7 +103,8 @@ fn human_text(points: &[Point], verified: &Verified) -> String {
         "POINT", "TIME", "DISK", "ADDED", "TOTAL", "LAYERS", "VERIFIED"
     );
     for point in points {
-        let time = verified.times.get(&point.name).map_or_else(|| "-".to_owned(), |time| readable_time(*time));
+        let time =
+            verified.times.get(&point.name).map_or_else(|| "-".to_owned(), |time| readable_time(*time));
         let verified = verified.damage.of(&point.layers).map_or(time, |key| format!("damaged: {key}"));
         let (disk, added, total) =
             (size_short(point.disk_size), size_short(point.added), size_short(point.total()));

@@ -192,7 +192,10 @@ fn tell(context: &Context, output: OutputFormat, quiet: bool, report: &Report) -
         stderr::tell(context.dialect, error);
     }
     if let Some(reason) = &report.not_noted {
-        stderr::tell(context.dialect, &format!("when this was verified could not be noted in the store: {reason}"));
+        stderr::tell(
+            context.dialect,
+            &format!("when this was verified could not be noted in the store: {reason}"),
+        );
     }
     if quiet {
         return Ok(());

@@ -36,7 +36,9 @@ pub(super) fn choose(
     let Some(point) = points.pop() else { return Ok(Choice::default()) };
     let name = point.name.clone();
     let unfit = |reason: String| {
-        Some(format!("point {name} can't be gone on from: {reason} ('zebu verify' tells which points need it)"))
+        Some(format!(
+            "point {name} can't be gone on from: {reason} ('zebu verify' tells which points need it)"
+        ))
     };
     let without = |reason| Ok(Choice { reason, ..Choice::default() });
     if let Some(reason) = store.unfit(&point)? {
@@ -83,7 +85,12 @@ pub(super) enum Marks {
 ///
 /// # Errors
 /// There is none of that name, and another one goes on from this store: probably that is meant.
-pub(super) fn marks(args: &BackupArgs, image: &Image, bitmap: &str, choice: &Choice) -> Result<Marks, Failure> {
+pub(super) fn marks(
+    args: &BackupArgs,
+    image: &Image,
+    bitmap: &str,
+    choice: &Choice,
+) -> Result<Marks, Failure> {
     let all = image.bitmaps();
     let Some(found) = all.iter().find(|found| found.name == bitmap) else {
         let other = all.iter().find(|other| other.base.is_some_and(|base| choice.ids.contains(&base)));
