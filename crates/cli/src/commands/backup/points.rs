@@ -85,6 +85,8 @@ struct Made {
     point: Point,
     way: Way,
     reason: Option<String>,
+    /// Manifests of other points that can't be read.
+    damaged: Vec<String>,
 }
 
 /// A point that is published, and what followed it.
@@ -132,10 +134,9 @@ pub(super) fn run(args: &BackupArgs, context: &Context, name: &PointName) -> Res
 
 /// Does what is to follow a point.
 fn follow(args: &BackupArgs, store: &PointStore, made: Made, point: Point) -> Published {
-    let mut published = Published { made, point, forgotten: Vec::new(), damaged: Vec::new(), failed: None };
+    let damaged = made.damaged.clone();
+    let mut published = Published { made, point, forgotten: Vec::new(), damaged, failed: None };
     if !args.keep.is_given() {
-        // They were told of before.
-        published.damaged = store.points().map(|(_, damaged)| texts(&damaged)).unwrap_or_default();
         return published;
     }
     match store.forget(&args.keep.rules(), None) {
@@ -214,7 +215,8 @@ fn next_point(
             claim => claim?,
         };
         let made = Making { args, session, store, image, watch };
-        let made = made.run(choice, bitmap, &mut claim).and_then(|made| {
+        let made = made.run(choice, bitmap, &mut claim).and_then(|mut made| {
+            made.damaged = texts(&damaged);
             let lost = |key: &str| {
                 stderr::tell(
                     context.dialect,
@@ -257,7 +259,9 @@ impl Making<'_> {
         let mut way = if base.is_some() { Way::Scan } else { Way::Full };
         match &bitmap {
             Some(Marks::Tell) => way = Way::Bitmap,
-            Some(Marks::BeginAnew(why) | Marks::LeftAlone(why)) if way == Way::Scan => reason = Some(why.clone()),
+            Some(Marks::BeginAnew(why) | Marks::LeftAlone(why)) if way == Way::Scan => {
+                reason = Some(why.clone())
+            }
             Some(Marks::LeftAlone(why)) => stderr::tell(self.session.dialect(), why),
             _ => {}
         }
@@ -353,7 +357,7 @@ impl Making<'_> {
             added,
             layers,
         };
-        Made { report, point, way, reason }
+        Made { report, point, way, reason, damaged: Vec::new() }
     }
 }
 
