@@ -7,6 +7,7 @@ mod attached;
 mod authorization_objects;
 mod backing;
 mod bench;
+mod blob_digests;
 mod cli;
 mod commands;
 mod compression;

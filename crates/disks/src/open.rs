@@ -6,11 +6,13 @@ use crate::graph::filtered;
 use crate::image_opts::ImageOpts;
 use crate::image_spec::ImageSpec;
 use crate::packed::{Order, PackedChoice, Reader, prepare};
+use crate::reference::Reference;
 use crate::reference_defaults::allowed_references;
 use crate::remote_names::opener;
 use crate::watch::Watch;
 use crate::words::ReferenceRule;
 use std::ffi::OsStr;
+use std::path::Path;
 use zebu::jobs::Cancel;
 use zebu::storage::Worker;
 use zebu::{Format, Image, OpenOptions};
@@ -67,10 +69,15 @@ impl Context {
             return opts?.apply(self, spec);
         }
         spec.path = self.image_path(name)?;
-        // The disk of a point is what its layers show. Its guest may have written anything there, even what looks like an image.
-        if name.to_str().is_some_and(PointName::is_name) {
+        // The disk of a point or a stack is what its layers show. Its guest may have written anything there, even what looks like an image.
+        if name.to_str().is_some_and(PointName::is_name) || self.is_stack(&spec.path) {
             spec.options.format.get_or_insert(Format::Raw);
         }
         Ok(())
+    }
+
+    /// Whether a name that was noted leads to the disk of a chain of blobs.
+    fn is_stack(&self, path: &Path) -> bool {
+        matches!(self.disks.names.named(path), Some(Reference::Remote(name)) if self.disks.remote.is_stack(&name))
     }
 }

@@ -30,7 +30,7 @@ pub struct PointChain {
 }
 
 /// Opens layers, and nothing else.
-struct Layers(HashMap<PathBuf, Option<Arc<dyn Storage>>>);
+pub(crate) struct Layers(pub(crate) HashMap<PathBuf, Option<Arc<dyn Storage>>>);
 
 impl OpenRemote for Layers {
     fn open(&self, name: &Path, flags: &OpenFlags) -> Option<Result<File, IoError>> {

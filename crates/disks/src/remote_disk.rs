@@ -1,19 +1,20 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
 use crate::notices::{Notice, Notices};
+use crate::open_disk::{OpenDisk, added};
 use crate::points_disk::{PointChain, open_point};
 use crate::remote_cache::{CacheChoice, RemoteCache};
+use crate::stack_disk::{StackBlob, open_stack};
 use crate::uploads::Uploads;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use zebu::storage::{Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage};
-use zebu_drivers::{FileDisk, Verified};
-use zebu_oci::{HashedDisk, Hashes, OciName, OciOptions, Opened};
+use zebu_drivers::FileDisk;
+use zebu_oci::{FramesDisk, HashedDisk, Lazy, OciName, OciOptions, Opened, Readers, StackLayer};
 use zebu_rbd::{RbdDisk, RbdName, RbdOptions};
 use zebu_remote::http::{HttpDisk, HttpOptions, HttpUrl, Redirects};
 use zebu_remote::nbd::{Endpoint, NbdAddress, NbdDisk, NbdOptions};
-use zebu_remote::range_cache::CachedDisk;
 use zebu_remote::{Afresh, Network, RemoteError, RemoteRemedy, StatsSnapshot};
 use zebu_storage::sync::Mutex;
 use zebu_store::points::{Layer, PointName, PointStore};
@@ -147,110 +148,21 @@ impl RemoteName {
     }
 }
 
-/// An open disk over the network.
-#[derive(Clone)]
-enum Disk {
-    Nbd(Arc<NbdDisk>),
-    Http {
-        disk: Arc<HttpDisk>,
-        /// With a cache before it.
-        cached: Option<Arc<CachedDisk>>,
-        /// Why it has none, though one was asked for.
-        uncached: Option<&'static str>,
-        /// With hashes of its blocks that are compared before anybody gets them.
-        hashed: Option<Arc<HashedDisk>>,
-    },
-    Rbd(Arc<RbdDisk>),
-    /// An image of a registry or layout that is here as a whole.
-    Whole(OciName, Arc<FileDisk>),
-    /// A point of a store: its layers, compared with the hashes of their disk.
-    Point(PointName, Arc<Verified>),
-}
-
-impl Disk {
-    /// The same, compared with hashes if there are some.
-    fn compared_with(self, hashes: Option<Hashes>) -> Self {
-        let (Self::Http { disk, cached, uncached, .. }, Some(hashes)) = (&self, hashes) else { return self };
-        let (disk, cached, uncached) = (Arc::clone(disk), cached.clone(), *uncached);
-        let below: Arc<dyn Storage> = match &cached {
-            Some(cached) => Arc::clone(cached) as _,
-            None => Arc::clone(&disk) as _,
-        };
-        let (own, own_cache) = (Arc::clone(&disk), cached.clone());
-        let afresh = move || (own.reads_afresh(), own_cache.as_ref().map(|cached| cached.reads_afresh()));
-        let hashed = Some(Arc::new(HashedDisk::new(below, hashes, afresh)));
-        Self::Http { disk, cached, uncached, hashed }
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Self::Nbd(disk) => disk.name(),
-            Self::Http { disk, .. } => disk.name(),
-            Self::Rbd(disk) => disk.name().to_string(),
-            Self::Whole(name, _) => name.to_string(),
-            Self::Point(name, _) => name.to_string(),
-        }
-    }
-
-    fn stats(&self) -> StatsSnapshot {
-        match self {
-            Self::Nbd(disk) => disk.stats(),
-            Self::Http { disk, .. } => disk.stats(),
-            Self::Rbd(disk) => {
-                let (counted, mut stats) = (disk.stats(), StatsSnapshot::default());
-                stats.requests = counted.requests;
-                stats.read_bytes = counted.read_bytes;
-                stats.written_bytes = counted.written_bytes;
-                stats
-            }
-            Self::Whole(..) | Self::Point(..) => StatsSnapshot::default(),
-        }
-    }
-
-    fn last_failure(&self) -> Option<String> {
-        match self {
-            Self::Nbd(disk) => disk.last_failure(),
-            Self::Http { disk, .. } => disk.last_failure(),
-            // Its connections are librados's, which makes them again.
-            Self::Rbd(_) | Self::Whole(..) | Self::Point(..) => None,
-        }
-    }
-
-    /// Has reads go past all copies, while what is returned lives.
-    fn reads_afresh(&self) -> Vec<Afresh> {
-        let Self::Http { disk, cached, .. } = self else { return Vec::new() };
-        disk.reads_afresh().into_iter().chain(cached.as_ref().map(|cached| cached.reads_afresh())).collect()
-    }
-
-    fn storage(self) -> Arc<dyn Storage> {
-        match self {
-            Self::Nbd(disk) => disk,
-            Self::Http { hashed: Some(hashed), .. } => hashed,
-            Self::Http { cached: Some(cached), .. } => cached,
-            Self::Http { disk, .. } => disk,
-            Self::Rbd(disk) => disk,
-            Self::Whole(_, disk) => disk,
-            Self::Point(_, disk) => disk,
-        }
-    }
-
-    /// Whether it is open for as much as `access`. Only of images of RBD that is decided when they are opened.
-    fn is_open_for(&self, access: Access) -> bool {
-        !matches!(self, Self::Rbd(disk) if access == Access::ReadWrite && disk.access() == Access::ReadOnly)
-    }
-}
-
 /// Disks on servers that a command has opened, and the way there.
 #[derive(Default)]
 pub struct RemoteDisks {
     /// They stay open: a server may take no second connection.
-    opened: Mutex<Vec<(RemoteName, Disk)>>,
+    opened: Mutex<Vec<(RemoteName, OpenDisk)>>,
     /// Images of RBD that are made when they are opened first.
     new: Mutex<Vec<RemoteName>>,
     /// The way to all servers.
     network: Network,
     /// Options of the command line for all names.
     given: Mutex<NetworkOptions>,
+    /// Failures to look at images that are opened next.
+    failed: Mutex<Vec<(RemoteName, IoError)>>,
+    /// How much of blobs that are opened from now on will be read.
+    readers: Mutex<Readers>,
     /// The cache on this machine.
     pub cache: RemoteCache,
     /// The listener to what the disks have to say.
@@ -314,6 +226,48 @@ impl RemoteDisks {
         self.given().oci.http(self.http_options())
     }
 
+    /// Says how much will be read of blobs of registries that are opened from now on.
+    pub fn expect(&self, readers: Readers) {
+        *self.readers.lock() = readers;
+    }
+
+    /// Compares the digests of all blobs of registries that were read by ranges and have no hashes; what nobody has read of them
+    /// is read now. `on` hears of bytes that are done and of how many there are, and may end the work (`false`).
+    ///
+    /// # Errors
+    /// A blob has another digest, or can't be read. ECANCELED if `on` ended the work.
+    pub fn compare_digests(&self, on: &dyn Fn(u64, u64) -> bool) -> Result<(), RemoteError> {
+        let all: Vec<_> = self.opened.lock().iter().flat_map(|(_, disk)| disk.hashed()).collect();
+        for (name, disk) in all {
+            disk.compare_rest(on).map_err(|reason| match reason {
+                Some(reason) => RemoteError::new(&name, libc::EIO, reason),
+                None => RemoteError::new(&name, libc::ECANCELED, "interrupted"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether an image of a registry or layout is the disk of a chain of blobs, which is raw whatever it begins with. Why it
+    /// can't be opened is told by who opens it next.
+    pub(crate) fn is_stack(&self, name: &RemoteName) -> bool {
+        if !matches!(name, RemoteName::Oci { .. }) {
+            return false;
+        }
+        match self.disk(name.clone(), Access::ReadOnly) {
+            Ok(disk) => matches!(disk, OpenDisk::Stack(..)),
+            Err(error) => {
+                self.failed.lock().push((name.clone(), error));
+                false
+            }
+        }
+    }
+
+    /// The failure to look at a disk, which is told once.
+    fn take_failure(&self, name: &RemoteName) -> Option<IoError> {
+        let mut failed = self.failed.lock();
+        failed.iter().position(|(one, _)| one == name).map(|at| failed.swap_remove(at).1)
+    }
+
     /// The way to all servers.
     pub fn network(&self) -> &Network {
         &self.network
@@ -333,15 +287,15 @@ impl RemoteDisks {
     /// Whether a disk is open whose library connects to machines as it sees fit, which a sandbox does not let it.
     pub fn needs_network(&self) -> bool {
         let opened = self.opened.lock();
-        opened.iter().any(|(_, disk)| matches!(disk, Disk::Rbd(_)))
+        opened.iter().any(|(_, disk)| matches!(disk, OpenDisk::Rbd(_)))
     }
 
     /// A disk on a server, to be used for `access`; one that is known stays connected.
     pub(crate) fn open(&self, name: RemoteName, access: Access) -> Result<Arc<dyn Storage>, IoError> {
-        self.disk(name, access).map(Disk::storage)
+        self.disk(name, access).map(OpenDisk::storage)
     }
 
-    fn disk(&self, name: RemoteName, access: Access) -> Result<Disk, IoError> {
+    fn disk(&self, name: RemoteName, access: Access) -> Result<OpenDisk, IoError> {
         if let RemoteName::Point { name: point, options } = &name {
             return self.point(point, options);
         }
@@ -349,13 +303,16 @@ impl RemoteDisks {
         if let Some(known) = known(&opened, &name, access) {
             return Ok(known);
         }
+        if let Some(error) = self.take_failure(&name) {
+            return Err(error);
+        }
         let disk = self.connect(&name, access)?;
         opened.push((name, disk.clone()));
         Ok(disk)
     }
 
     /// A point of a store. Its layers are disks of their own, so that the list of open ones is not held meanwhile.
-    fn point(&self, point: &PointName, options: &HttpOptions) -> Result<Disk, IoError> {
+    fn point(&self, point: &PointName, options: &HttpOptions) -> Result<OpenDisk, IoError> {
         let name = RemoteName::Point { name: point.clone(), options: Box::new(options.clone()) };
         if let Some(known) = known(&self.opened.lock(), &name, Access::ReadOnly) {
             return Ok(known);
@@ -373,10 +330,10 @@ impl RemoteDisks {
             },
             {
                 let layers = Arc::clone(&layers);
-                move || layers.lock().iter().flat_map(Disk::reads_afresh).collect::<Vec<_>>()
+                move || layers.lock().iter().flat_map(OpenDisk::reads_afresh).collect::<Vec<_>>()
             },
         )?;
-        let disk = Disk::Point(point.clone(), Arc::new(opened));
+        let disk = OpenDisk::Point(point.clone(), Arc::new(opened));
         self.opened.lock().push((name, disk.clone()));
         Ok(disk)
     }
@@ -397,7 +354,7 @@ impl RemoteDisks {
     pub(crate) fn close_all(&self) {
         let opened = std::mem::take(&mut *self.opened.lock());
         for (_, disk) in &opened {
-            if let Disk::Rbd(disk) = disk {
+            if let OpenDisk::Rbd(disk) = disk {
                 disk.close();
             }
         }
@@ -407,14 +364,7 @@ impl RemoteDisks {
     /// Figures of all disks over the network that this command opened, added up; `None` if there was none.
     pub fn transfers(&self, uploads: &Uploads) -> Option<RemoteTransfers> {
         let opened = self.opened.lock();
-        let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(|mut all, one| {
-            all.requests += one.requests;
-            all.read_bytes += one.read_bytes;
-            all.written_bytes += one.written_bytes;
-            all.retries += one.retries;
-            all.reconnects += one.reconnects;
-            all
-        });
+        let all = opened.iter().map(|(_, disk)| disk.stats()).reduce(added);
         let all = match (all, uploads.stats()) {
             (all, None) => all,
             (all, Some(sent)) => {
@@ -446,19 +396,22 @@ impl RemoteDisks {
                  {reconnects} reconnections"
             ));
             let uncached = match disk {
-                Disk::Nbd(_) => {
+                OpenDisk::Nbd(_) => {
                     self.given().cache.map(|_| "an NBD server does not mark versions of its disks")
                 }
-                Disk::Http { uncached, .. } => *uncached,
-                Disk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
-                Disk::Whole(..) | Disk::Point(..) => None,
+                OpenDisk::Http { uncached, .. } => *uncached,
+                OpenDisk::Rbd(_) => self.given().cache.map(|_| "images of RBD are read from their cluster"),
+                OpenDisk::Whole(..) | OpenDisk::Point(..) | OpenDisk::Stack(..) => None,
             };
             if let Some(reason) = uncached {
                 self.tell(&format!("{name}: not cached: {reason}"));
             }
             if let Some(failure) = disk.last_failure() {
-                let what =
-                    if matches!(disk, Disk::Nbd(_)) { "the connection broke" } else { "a request failed" };
+                let what = if matches!(disk, OpenDisk::Nbd(_)) {
+                    "the connection broke"
+                } else {
+                    "a request failed"
+                };
                 self.tell(&format!("{name}: {what}: {failure}"));
             }
         }
@@ -478,38 +431,23 @@ impl RemoteDisks {
     /// Has all disks end what is under way soon, also where servers are silent.
     pub fn hurry(&self) {
         let opened = self.opened.lock();
-        for (_, disk) in opened.iter() {
-            match disk {
-                Disk::Nbd(disk) => disk.hurry(),
-                Disk::Http { disk, .. } => disk.hurry(),
-                Disk::Rbd(disk) => disk.hurry(),
-                Disk::Whole(..) | Disk::Point(..) => {}
-            }
-        }
+        opened.iter().for_each(|(_, disk)| disk.hurry());
     }
 
     /// Says why requests over the network were given up, if any were: the errors of images say only that it was so.
     pub fn tell_given_up(&self) {
         let opened = self.opened.lock();
         for (_, disk) in opened.iter() {
-            let given_up = match disk {
-                Disk::Nbd(disk) => disk.given_up(),
-                Disk::Http { disk, hashed, .. } => {
-                    hashed.as_ref().and_then(|hashed| hashed.failure()).or_else(|| disk.given_up())
-                }
-                Disk::Rbd(disk) => disk.given_up(),
-                Disk::Whole(..) | Disk::Point(..) => None,
-            };
-            if let Some(reason) = given_up {
+            if let Some(reason) = disk.given_up() {
                 self.tell(&format!("{}: {reason}", disk.name()));
             }
         }
     }
 
-    fn connect(&self, name: &RemoteName, access: Access) -> Result<Disk, IoError> {
+    fn connect(&self, name: &RemoteName, access: Access) -> Result<OpenDisk, IoError> {
         let connected = match name {
             RemoteName::Nbd { address, options } => {
-                NbdDisk::open(address.clone(), options.clone()).map(|disk| Disk::Nbd(Arc::new(disk)))
+                NbdDisk::open(address.clone(), options.clone()).map(|disk| OpenDisk::Nbd(Arc::new(disk)))
             }
             RemoteName::Http { url, options } => HttpDisk::open(url.clone(), (**options).clone())
                 .and_then(|disk| self.with_cache(disk, options.memory)),
@@ -519,16 +457,10 @@ impl RemoteDisks {
                     .and_then(|disk| self.with_cache(disk, options.memory))
             }
             RemoteName::Oci { name: image, options } => {
-                match zebu_oci::open(image, options).map_err(with_option)? {
-                    Opened::Lazy { disk, hashes } => {
-                        self.with_cache(*disk, options.http.memory).map(|disk| disk.compared_with(hashes))
-                    }
-                    Opened::Whole(file) => {
-                        let path = PathBuf::from(image.to_string());
-                        let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
-                        return Ok(Disk::Whole(image.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)));
-                    }
-                }
+                return match zebu_oci::open(image, options).map_err(with_option)? {
+                    Opened::Stack(layers) => self.stack(image, layers, options.http.memory),
+                    opened => self.image(image, opened, options.http.memory),
+                };
             }
             RemoteName::Point { name, options } => return self.point(name, options),
             RemoteName::Rbd { name: image } => {
@@ -538,14 +470,67 @@ impl RemoteDisks {
                 } else {
                     RbdDisk::open(image, access, &options)?
                 };
-                return Ok(Disk::Rbd(Arc::new(disk)));
+                return Ok(OpenDisk::Rbd(Arc::new(disk)));
             }
         };
         connected.map_err(with_option)
     }
 
+    /// An image of a registry or layout that is one blob.
+    fn image(&self, name: &OciName, opened: Opened, memory: u64) -> Result<OpenDisk, IoError> {
+        match opened {
+            Opened::Lazy(blob) => self.blob(*blob, memory).map_err(with_option),
+            Opened::Whole(file) => {
+                let path = PathBuf::from(name.to_string());
+                let file = File::from_descriptor(file.into(), &path, &OpenFlags::default())?;
+                Ok(OpenDisk::Whole(name.clone(), Arc::new(FileDisk::new(file, Engine::Auto)?)))
+            }
+            Opened::Stack(layers) => self.stack(name, layers, memory),
+        }
+    }
+
+    /// The disk that a chain of blobs shows.
+    fn stack(&self, name: &OciName, layers: Vec<StackLayer>, memory: u64) -> Result<OpenDisk, IoError> {
+        let memory = memory / layers.len().max(1) as u64;
+        let (mut blobs, mut disks) = (Vec::new(), Vec::new());
+        for StackLayer { digest, format, opened } in layers {
+            let disk = self.image(name, opened, memory)?;
+            blobs.push(StackBlob { digest, format, storage: disk.clone().storage() });
+            disks.push(disk);
+        }
+        let disk = open_stack(name, blobs, &self.notices)?;
+        Ok(OpenDisk::Stack(name.clone(), Arc::new(disk), disks))
+    }
+
+    /// A blob that is read by ranges, which are compared.
+    fn blob(&self, blob: Lazy, memory: u64) -> Result<OpenDisk, RemoteError> {
+        let Lazy { disk, digest, hashes, is_in_frames, .. } = blob;
+        let mut opened = self.with_cache(disk, memory)?;
+        let OpenDisk::Http { disk, cached, hashed, frames, .. } = &mut opened else { return Ok(opened) };
+        let below: Arc<dyn Storage> = match &cached {
+            Some(cached) => Arc::clone(cached) as _,
+            None => Arc::clone(disk) as _,
+        };
+        let (own, own_cache) = (Arc::clone(disk), cached.clone());
+        let afresh = move || (own.reads_afresh(), own_cache.as_ref().map(|cached| cached.reads_afresh()));
+        let compared = Arc::new(match hashes {
+            Some(hashes) => HashedDisk::new(below, hashes, afresh),
+            None => HashedDisk::without_hashes(below, digest, *self.readers.lock(), afresh),
+        });
+        if is_in_frames {
+            let below = Arc::clone(&compared);
+            let opened = FramesDisk::open(below, &disk.name()).map_err(|error| match compared.failure() {
+                Some(reason) => RemoteError::new(error.name(), error.errno(), reason),
+                None => error,
+            });
+            *frames = Some(Arc::new(opened?));
+        }
+        *hashed = Some(compared);
+        Ok(opened)
+    }
+
     /// An object, with the cache before it that the command line asks for.
-    fn with_cache(&self, disk: HttpDisk, memory: u64) -> Result<Disk, RemoteError> {
+    fn with_cache(&self, disk: HttpDisk, memory: u64) -> Result<OpenDisk, RemoteError> {
         let disk = Arc::new(disk);
         // What is read in one piece is of one version.
         if !disk.has_versions() && !disk.is_streamed() {
@@ -562,13 +547,13 @@ impl RemoteDisks {
                 Err(reason) => (None, Some(reason)),
             },
         };
-        Ok(Disk::Http { disk, cached, uncached, hashed: None })
+        Ok(OpenDisk::Http { disk, cached, uncached, hashed: None, frames: None })
     }
 }
 
 /// A disk that is open already.
-fn known(opened: &[(RemoteName, Disk)], name: &RemoteName, access: Access) -> Option<Disk> {
-    let is_known = |(known, disk): &&(RemoteName, Disk)| known == name && disk.is_open_for(access);
+fn known(opened: &[(RemoteName, OpenDisk)], name: &RemoteName, access: Access) -> Option<OpenDisk> {
+    let is_known = |(known, disk): &&(RemoteName, OpenDisk)| known == name && disk.is_open_for(access);
     opened.iter().find(is_known).map(|(_, disk)| disk.clone())
 }
 

@@ -25,7 +25,8 @@ pub(crate) enum Blob {
 }
 
 impl Blob {
-    fn len(&self) -> u64 {
+    /// Bytes that there are.
+    pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Remote(disk) => disk.len(),
             Self::Local { len, .. } => *len,
@@ -34,8 +35,13 @@ impl Blob {
 
     /// The first bytes, so many at most.
     pub(crate) fn first(&self, most: u64) -> Result<Vec<u8>, Failure> {
+        self.range(0, most.min(self.len()))
+    }
+
+    /// Bytes of a part.
+    pub(crate) fn range(&self, from: u64, until: u64) -> Result<Vec<u8>, Failure> {
         let mut bytes = Vec::new();
-        Reader::new(self, 0, most.min(self.len())).read_to_end(&mut bytes)?;
+        Reader::new(self, from, until).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 

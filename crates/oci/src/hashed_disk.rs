@@ -1,24 +1,57 @@
-//! A blob that is read by ranges, and compared with its hashes.
+//! A blob that is read by ranges, and compared with its hashes, or with its digest once all of it was read.
 
+use crate::digest::Digest;
 use crate::hashes::Hashes;
+use crate::whole::{Filling, Readers, Whole};
 use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zebu_storage::{Completer, FileId, IoBuf, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Blocks that were compared and are kept, so that small reads of one compare it once.
 const KEPT: usize = 4;
+/// Bytes that are asked for at once to compare the rest of a blob.
+const AT_ONCE: u64 = 16 << 20;
 
 /// While what it returns lives, reads below are not answered from copies.
 type Afresh = Box<dyn Fn() -> Box<dyn Any + Send> + Send + Sync>;
 
 /// A blob of which every block is compared with its hash before anybody gets a byte of it. A block that is not what its hash says
 /// is read again, past all copies, and is EIO if it is the same then.
+///
+/// Of a blob without hashes, the digest is compared as soon as all of it was read; if it is another one, all later reads are EIO.
 pub struct HashedDisk(Arc<Shared>);
+
+/// The knowledge by which a blob is judged.
+enum Known {
+    Hashes(Hashes),
+    Digest(Whole),
+}
+
+impl Known {
+    /// Bytes of a block.
+    fn block(&self) -> u64 {
+        match self {
+            Self::Hashes(hashes) => hashes.block(),
+            Self::Digest(whole) => whole.block(),
+        }
+    }
+
+    /// Judges blocks whose bytes begin at `offset`.
+    fn judge(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
+        match self {
+            Self::Hashes(hashes) => hashes.wrong_block(offset, bytes).map_or(Ok(()), |wrong| {
+                Err(format!("the block at {wrong} is not what its hash says, read twice: reads of it fail"))
+            }),
+            Self::Digest(whole) => whole.take(offset, bytes),
+        }
+    }
+}
 
 struct Shared {
     below: Arc<dyn Storage>,
-    hashes: Hashes,
+    known: Known,
     afresh: Afresh,
     kept: Mutex<VecDeque<(u64, Arc<[u8]>)>>,
     failure: Mutex<Option<String>>,
@@ -41,14 +74,73 @@ impl HashedDisk {
         hashes: Hashes,
         afresh: impl Fn() -> G + Send + Sync + 'static,
     ) -> Self {
-        let afresh: Afresh = Box::new(move || Box::new(afresh()));
-        let (kept, failure) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(Shared { below, hashes, afresh, kept, failure }))
+        Self::of(below, Known::Hashes(hashes), afresh)
     }
 
-    /// The first block that was not what its hash says, read twice.
+    /// The blob in `below` that has no hashes, of which all must have `digest`. `readers` says how much of it will be wanted.
+    pub fn without_hashes<G: Send + 'static>(
+        below: Arc<dyn Storage>,
+        digest: Digest,
+        readers: Readers,
+        afresh: impl Fn() -> G + Send + Sync + 'static,
+    ) -> Self {
+        let whole = Whole::new(digest, below.len(), readers);
+        Self::of(below, Known::Digest(whole), afresh)
+    }
+
+    fn of<G: Send + 'static>(
+        below: Arc<dyn Storage>,
+        known: Known,
+        afresh: impl Fn() -> G + Send + Sync + 'static,
+    ) -> Self {
+        let afresh: Afresh = Box::new(move || Box::new(afresh()));
+        let (kept, failure) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Shared { below, known, afresh, kept, failure }))
+    }
+
+    /// The first reason why a read failed though there was an answer to it.
     pub fn failure(&self) -> Option<String> {
         locked(&self.0.failure).clone()
+    }
+
+    /// Reads what nobody has read of a blob without hashes, and compares its digest. With hashes, there is nothing to do. `on`
+    /// hears of bytes that are done and of how many there are, and may end the work (`false`).
+    ///
+    /// # Errors
+    /// The digest is another one, or the rest can't be read: the reason, `None` if `on` ended the work.
+    pub fn compare_rest(&self, on: &dyn Fn(u64, u64) -> bool) -> Result<(), Option<String>> {
+        let Known::Digest(whole) = &self.0.known else { return Ok(()) };
+        while let Some(first) = whole.next_missing() {
+            if !on(whole.front(), self.len()) {
+                return Err(None);
+            }
+            let until = self.len().min(first.start.saturating_add(AT_ONCE));
+            let mut pieces = Vec::new();
+            let mut start = first.start;
+            while start < until {
+                let len = (first.end - first.start).max(whole.block()).min(until - start);
+                let (sender, receiver) = channel();
+                let op = StorageOp::Read { offset: start, len };
+                let done = Completer::new(op, IoBuf::zeroed(len as usize).into(), move |_, result| {
+                    // Whoever has given up does not hear it.
+                    let _ = sender.send(result.err());
+                });
+                self.submit(op, done);
+                pieces.push(receiver);
+                start += len;
+            }
+            for piece in pieces {
+                if let Some(errno) = piece.recv().unwrap_or(Some(libc::EIO)) {
+                    let reason = whole.wrong().or_else(|| self.failure());
+                    let unread = || {
+                        let error = std::io::Error::from_raw_os_error(errno);
+                        format!("the rest of the blob can't be read, so its digest is not known: {error}")
+                    };
+                    return Err(Some(reason.unwrap_or_else(unread)));
+                }
+            }
+        }
+        whole.wrong().map_or(Ok(()), |wrong| Err(Some(wrong)))
     }
 }
 
@@ -95,27 +187,55 @@ impl Shared {
             return;
         };
         let bytes = bytes.as_slice();
-        let Some(wrong) = self.hashes.wrong_block(wanted.start, bytes) else {
+        let Err(wrong) = self.known.judge(wanted.start, bytes) else {
             let from = (wanted.offset - wanted.start) as usize;
             done.bufs_mut().copy_from(0, &bytes[from..from + wanted.len as usize]);
             self.keep_last(wanted, bytes);
             done.finish(Ok(StorageDone::Moved(wanted.len)));
+            self.fill();
             return;
         };
-        if guard.is_none() {
+        // Where the digest of all is wrong, nobody knows which block it is.
+        let is_final = matches!(&self.known, Known::Digest(whole) if whole.wrong().is_some());
+        if guard.is_none() && !is_final {
             let guard = (self.afresh)();
             self.read(wanted, Some(guard), done);
             return;
         }
-        locked(&self.failure).get_or_insert_with(|| {
-            format!("the block at {wrong} is not what its hash says, read twice: reads of it fail")
-        });
+        locked(&self.failure).get_or_insert(wrong);
         done.finish(Err(libc::EIO));
+    }
+
+    /// Reads what the digest lacks, if it is time for that.
+    fn fill(self: Arc<Self>) {
+        let Known::Digest(whole) = &self.known else { return };
+        let range = match whole.begin_filling() {
+            Some(Filling::Range(range)) => range,
+            Some(Filling::Rest) => {
+                let disk = HashedDisk(Arc::clone(&self));
+                let thread = std::thread::Builder::new().name("zebu-digest".to_owned());
+                // Without a thread, what was read stays as it is: not compared.
+                drop(thread.spawn(move || disk.compare_rest(&|_, _| true)));
+                return;
+            }
+            None => return,
+        };
+        let len = range.end - range.start;
+        let wanted = Wanted { offset: range.start, len, start: range.start, end: range.end };
+        let op = StorageOp::Read { offset: range.start, len };
+        let own = Arc::clone(&self);
+        // What can't be read now is read by `compare_rest`, which tells why not.
+        let done = Completer::new(op, IoBuf::zeroed(len as usize).into(), move |_, _| {
+            if let Known::Digest(whole) = &own.known {
+                whole.end_filling();
+            }
+        });
+        self.read(wanted, None, done);
     }
 
     /// Keeps the last block, which a reader that goes forward wants next.
     fn keep_last(&self, wanted: Wanted, bytes: &[u8]) {
-        let block = self.hashes.block();
+        let block = self.known.block();
         let start = (wanted.end - 1) / block * block;
         let mut kept = locked(&self.kept);
         kept.retain(|(known, _)| *known != start);
@@ -154,7 +274,7 @@ impl Storage for HashedDisk {
         if len == 0 {
             return done.finish(Ok(StorageDone::Moved(0)));
         }
-        let block = self.0.hashes.block();
+        let block = self.0.known.block();
         let wanted =
             Wanted { offset, len, start: offset / block * block, end: end.next_multiple_of(block).min(all) };
         if self.0.answer_from_kept(wanted, &mut done) {
@@ -225,6 +345,37 @@ mod tests {
         });
         disk.submit(op, done);
         receiver.recv().unwrap()
+    }
+
+    #[test]
+    fn a_blob_without_hashes_is_compared_when_all_of_it_was_read() {
+        let bytes: Vec<u8> = (0..500_001u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
+        let len = bytes.len() as u64;
+        let disk = |wrong, readers| {
+            let is_mended = Arc::new(AtomicBool::new(false));
+            let memory = Memory { bytes: bytes.clone(), wrong, is_mended, reads: Arc::default() };
+            HashedDisk::without_hashes(Arc::new(memory), Digest::of(&bytes), readers, || ())
+        };
+        for readers in [Readers::Some, Readers::All] {
+            let right = disk(None, readers);
+            assert!(read(&right, 1_000_000, 100_000).as_deref() == Ok(&bytes[1_000_000..1_100_000]));
+            assert_eq!(right.compare_rest(&|_, _| false), Err(None));
+            assert_eq!(right.compare_rest(&|done, all| done <= all), Ok(()));
+            assert!(read(&right, 0, len).as_deref() == Ok(&bytes[..]));
+            let wrong = disk(Some(70_000), readers);
+            assert!(read(&wrong, 0, len - 1).is_err() && wrong.failure().unwrap().contains("another digest"));
+            let wrong = disk(Some(70_000), readers);
+            assert!(read(&wrong, 1_000_000, 10).is_ok());
+            let told = wrong.compare_rest(&|_, _| true).unwrap_err().unwrap();
+            assert!(told.contains("sha256:") && told.contains("another digest"), "{told}");
+            assert!(read(&wrong, 500_000, 10).is_err());
+        }
+        // All was read, from the end: the rest is read again.
+        let wrong = disk(Some(70_000), Readers::Some);
+        for start in (0..len).step_by(65_536).collect::<Vec<_>>().into_iter().rev() {
+            let _ = read(&wrong, start, 65_536.min(len - start));
+        }
+        assert!(wrong.failure().is_some_and(|told| told.contains("another digest")));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::document::{Descriptor, Manifest, TITLE, shown};
 use crate::failure::Failure;
+use crate::stack::{self, LayerFormat};
 
 /// The beginnings of media types of disks: KubeVirt's, and zebu's own.
 const DISKS: [&str; 2] = ["application/vnd.kubevirt.disk.", "application/vnd.zebu.disk."];
@@ -12,7 +13,7 @@ const LAYERS: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.
 /// Bytes by which a blob is known.
 pub(crate) const SNIFFED: u64 = 512;
 
-const QCOW2: &[u8] = b"QFI\xfb";
+pub(crate) const QCOW2: &[u8] = b"QFI\xfb";
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
@@ -38,12 +39,14 @@ impl Packing {
 }
 
 /// The disk in an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind<'a> {
     /// A blob.
     Disk(&'a Descriptor, Packing),
     /// A file in the layers of a container.
     InLayers(&'a [Descriptor]),
+    /// Blobs that stand on each other, the lowest first.
+    Stack(Vec<(&'a Descriptor, LayerFormat)>),
 }
 
 impl<'a> Kind<'a> {
@@ -53,6 +56,17 @@ impl<'a> Kind<'a> {
         name: Option<&str>,
         first: impl Fn(&Descriptor) -> Result<Vec<u8>, Failure>,
     ) -> Result<Self, Failure> {
+        if let Some(stack) = stack::layers_of(manifest)? {
+            return match name {
+                None => Ok(Self::Stack(stack)),
+                Some(name) => Err(Failure::new(
+                    libc::EINVAL,
+                    format!(
+                        "the image is one disk, whose blobs stand on each other: it has no disk '{name}'"
+                    ),
+                )),
+            };
+        }
         let layers = &manifest.layers;
         let is_disk = |layer: &&Descriptor| format_of(layer).is_some();
         if layers.iter().any(|layer| is_disk(&layer)) {
@@ -180,6 +194,7 @@ mod tests {
                 (manifest.layers.iter().position(|layer| layer == disk).unwrap(), Some(packing))
             }
             Kind::InLayers(layers) => (layers.len(), None),
+            Kind::Stack(layers) => (layers.len(), None),
         })
     }
 

@@ -81,6 +81,19 @@ impl OciName {
         matches!(self, Self::Layout { .. })
     }
 
+    /// The same image of a registry by its digest, wherever the tag leads to later. A layout's name stays as it is.
+    #[must_use]
+    pub fn pinned(&self, digest: &Digest) -> Self {
+        match self {
+            Self::Registry { registry, repository, .. } => Self::Registry {
+                registry: registry.clone(),
+                repository: repository.clone(),
+                reference: Reference::Digest(digest.clone()),
+            },
+            Self::Layout { .. } => self.clone(),
+        }
+    }
+
     /// The scheme of its names.
     pub fn scheme(&self) -> &'static str {
         match self {
@@ -217,6 +230,8 @@ mod tests {
             assert!(OciName::is_name(name));
         }
         assert!(!OciName::is_name("oci:x") && !OciName::is_name("http://h/x") && !OciName::is_name("é"));
+        let pinned = OciName::parse("oci://h/x:t").unwrap().pinned(&digest.parse().unwrap());
+        assert_eq!(pinned.to_string(), format!("oci://h/x@{digest}"));
         let OciName::Layout { path, tag } = OciName::parse("oci-layout:/a:b/dir").unwrap() else { panic!() };
         assert_eq!((path.as_path(), tag), (Path::new("/a:b/dir"), None));
     }

@@ -14,7 +14,9 @@ use crate::layout::Layout;
 use crate::name::{OciName, Reference};
 use crate::options::OciOptions;
 use crate::registry::Registry;
+use crate::seek_table::{FOOTER, SeekTable};
 use crate::spool;
+use crate::stack::{self, LayerFormat};
 use crate::unpack::unpacked;
 use std::cell::RefCell;
 use std::fs::File;
@@ -24,14 +26,33 @@ use zebu_remote::http::{HttpDisk, ServersWithoutRanges};
 /// The disk of an image.
 pub enum Opened {
     /// Its blob, which is read by ranges.
-    Lazy {
-        /// The blob. Nothing of it was compared with its digest.
-        disk: Box<HttpDisk>,
-        /// The hashes of its blocks, if the image has some: a [`HashedDisk`](crate::HashedDisk) compares them.
-        hashes: Option<Hashes>,
-    },
+    Lazy(Box<Lazy>),
     /// A file with all of it, which was compared with its digest.
     Whole(File),
+    /// Overlays and what they stand on, the lowest first.
+    Stack(Vec<StackLayer>),
+}
+
+/// A blob that is read by ranges. Nothing of it was compared with its digest.
+pub struct Lazy {
+    /// The blob.
+    pub disk: HttpDisk,
+    /// The digest that all of it must have.
+    pub digest: Digest,
+    /// The hashes of its blocks, if the image has some: a [`HashedDisk`](crate::HashedDisk) compares them.
+    pub hashes: Option<Hashes>,
+    /// Whether it is packed in frames, which a [`FramesDisk`](crate::FramesDisk) unpacks.
+    pub is_in_frames: bool,
+}
+
+/// A blob of a stack.
+pub struct StackLayer {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its format.
+    pub format: LayerFormat,
+    /// Its bytes. It is no stack.
+    pub opened: Opened,
 }
 
 /// Opens the disk of an image. Mirrors are asked first.
@@ -41,6 +62,18 @@ pub enum Opened {
 /// no disk in it or several, a kind that is not supported, bytes of another digest.
 pub fn open(name: &OciName, options: &OciOptions) -> Result<Opened, RemoteError> {
     anywhere(name, options, |image| open_disk(image, options))
+}
+
+/// The digest of an image that is of several blobs, which stand on each other; `None` if it is none.
+///
+/// # Errors
+/// The image's name, an errno and the reason: there is no such image, or no right to read it.
+pub fn stack_digest(name: &OciName, options: &OciOptions) -> Result<Option<Digest>, RemoteError> {
+    anywhere(name, options, |image| {
+        let layers = stack::layers_of(&image.manifest);
+        let layers = layers.map_err(|failure| failure.during(format!("image {}", image.digest)))?;
+        Ok(layers.map(|_| image.digest))
+    })
 }
 
 /// Does something with an image: at the first place where that succeeds.
@@ -121,42 +154,84 @@ pub(crate) fn blob_of(image: &Image, blob: &Descriptor, looked_at: LookedAt) -> 
 
 fn open_disk(image: Image, options: &OciOptions) -> Result<Opened, Failure> {
     let looked_at = LookedAt::default();
-    let (directory, most) = (options.spool_directory(), options.most_unpacked_bytes());
     match kind_of(&image, options, &looked_at)? {
         Kind::InLayers(layers) => {
             drop(looked_at);
+            let (directory, most) = (options.spool_directory(), options.most_unpacked_bytes());
             layers::extract(&image.store, layers, &directory, most).map(Opened::Whole)
         }
+        Kind::Stack(layers) => {
+            let open = |(of, format): (&Descriptor, LayerFormat)| {
+                let blob = image.store.blob(of, ServersWithoutRanges::Stream)?;
+                format.check(of, &blob.first(SNIFFED)?)?;
+                let opened = open_blob(&image.store, of, blob, Packing::None, options)?;
+                Ok(StackLayer { digest: of.digest.clone(), format, opened })
+            };
+            layers.into_iter().map(open).collect::<Result<_, _>>().map(Opened::Stack)
+        }
         Kind::Disk(of, packing) => {
-            let during = |failure: Failure| failure.during(format!("blob {}", of.digest));
-            match (blob_of(&image, of, looked_at)?, packing) {
-                (Blob::Remote(disk), Packing::None) if !disk.is_streamed() => {
-                    let hashes = Hashes::fetch(&image.store, of).map_err(during)?;
-                    if options.only_verified && hashes.is_none() {
-                        let reason = "it has no hashes with which ranges of it could be compared, and only what was compared is \
-                                      wanted: zebu pull compares all of it, and zebu push attaches hashes";
-                        return Err(during(Failure::new(libc::EACCES, reason)));
-                    }
-                    Ok(Opened::Lazy { disk, hashes })
-                }
-                // A file of its own is used as it is, after it was compared.
-                (Blob::Local { file, offset: 0, len }, Packing::None)
-                    if file.metadata().is_ok_and(|found| found.len() == len) =>
-                {
-                    let blob = Blob::Local { file, offset: 0, len };
-                    blob.all(of).finish().map_err(during)?;
-                    let Blob::Local { file, .. } = blob else { return Err(Failure::wrong("it is gone")) };
-                    Ok(Opened::Whole(file))
-                }
-                (blob, packing) => {
-                    let file = spool::unnamed(&directory)?;
-                    let mut packed = blob.all(of);
-                    let copied =
-                        spool::copy(&mut *unpacked(packing, &mut packed), &file, 0, most, &mut |_| Ok(()));
-                    copied.and_then(|_| packed.finish()).map_err(during)?;
-                    Ok(Opened::Whole(file))
-                }
-            }
+            let blob = blob_of(&image, of, looked_at)?;
+            open_blob(&image.store, of, blob, packing, options)
         }
     }
+}
+
+/// Opens a blob: by ranges, or as a file that was compared.
+fn open_blob(
+    store: &Store,
+    of: &Descriptor,
+    blob: Blob,
+    packing: Packing,
+    options: &OciOptions,
+) -> Result<Opened, Failure> {
+    let during = |failure: Failure| failure.during(format!("blob {}", of.digest));
+    let is_by_ranges = matches!(&blob, Blob::Remote(disk) if !disk.is_streamed());
+    let is_in_frames = is_by_ranges && packing == Packing::Zstd && frames_of(&blob).map_err(during)?;
+    let is_lazy = is_by_ranges && (packing == Packing::None || is_in_frames);
+    let hashes = if is_lazy { Hashes::fetch(store, of).map_err(during)? } else { None };
+    match blob {
+        // What is unpacked as a whole is compared.
+        Blob::Remote(_) if is_in_frames && options.only_verified && hashes.is_none() => {
+            unpack(&blob, of, packing, options)
+        }
+        Blob::Remote(_) if is_lazy && options.only_verified && hashes.is_none() => {
+            let reason = "it has no hashes with which ranges of it could be compared, and only what was compared is wanted: zebu \
+                          pull compares all of it, and zebu push attaches hashes";
+            Err(Failure::new(libc::EACCES, reason))
+        }
+        Blob::Remote(disk) if is_lazy => {
+            let digest = of.digest.clone();
+            return Ok(Opened::Lazy(Box::new(Lazy { disk: *disk, digest, hashes, is_in_frames })));
+        }
+        // A file of its own is used as it is, after it was compared.
+        Blob::Local { file, offset: 0, len }
+            if packing == Packing::None && file.metadata().is_ok_and(|found| found.len() == len) =>
+        {
+            let blob = Blob::Local { file, offset: 0, len };
+            blob.all(of).finish().map_err(during)?;
+            let Blob::Local { file, .. } = blob else { return Err(Failure::wrong("it is gone")) };
+            Ok(file)
+        }
+        blob => unpack(&blob, of, packing, options),
+    }
+    .map(Opened::Whole)
+    .map_err(during)
+}
+
+/// The content of a blob, in a file without a name. All of the blob is compared.
+fn unpack(blob: &Blob, of: &Descriptor, packing: Packing, options: &OciOptions) -> Result<File, Failure> {
+    let file = spool::unnamed(&options.spool_directory())?;
+    let mut packed = blob.all(of);
+    let most = options.most_unpacked_bytes();
+    spool::copy(&mut *unpacked(packing, &mut packed), &file, 0, most, &mut |_| Ok(()))?;
+    packed.finish()?;
+    Ok(file)
+}
+
+/// Whether a blob in zstd tells where its frames are, and they can be unpacked one by one.
+fn frames_of(blob: &Blob) -> Result<bool, Failure> {
+    let len = blob.len();
+    let footer = blob.range(len.saturating_sub(FOOTER), len)?;
+    let Some(table) = SeekTable::range(&footer, len)? else { return Ok(false) };
+    SeekTable::read(&blob.range(table.start, table.end)?, len).map(|table| table.is_usable())
 }

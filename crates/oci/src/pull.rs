@@ -66,6 +66,12 @@ fn pull_disk(
             give_name(&file, &part)?;
             (file, part, 0)
         }
+        Kind::Stack(layers) => {
+            let count = layers.len();
+            return Err(Failure::unsupported(format!(
+                "the disk is in {count} blobs that stand on each other: convert it into one file"
+            )));
+        }
         Kind::Disk(of, packing) => {
             let part = part_of(target, &of.digest.to_string());
             let blob = blob_of(image, of, looked_at)?;

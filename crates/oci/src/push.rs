@@ -10,21 +10,18 @@ use crate::hosts::of_registry;
 use crate::layout::Layout;
 use crate::name::{OciName, Reference};
 use crate::options::{OciOptions, Platform};
+use crate::pack::pack;
 use crate::referrers;
 use crate::registry::Registry;
 use crate::spool;
+use crate::stack::{self, LayerFormat, MOST_LAYERS, STACK};
 use crate::upload::{Sent, upload};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use zebu_remote::RemoteError;
-use zstd_safe::{CCtx, InBuffer, OutBuffer};
 
-/// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
-/// The level of compression.
-const LEVEL: i32 = 3;
 /// The user that KubeVirt runs machines as, who owns the disk of a container.
 const QEMU: u64 = 107;
 const BLOCK: u64 = 512;
@@ -37,7 +34,7 @@ pub enum PushAs {
     Qcow2,
     /// The file as it is, a raw disk.
     Raw,
-    /// A raw disk, packed: KubeVirt's `disk.raw+zstd`.
+    /// A raw disk, packed: KubeVirt's `disk.raw+zstd`, in frames that can be read one by one.
     RawZstd,
     /// The file in a container, as KubeVirt starts machines from it.
     ContainerDisk,
@@ -69,15 +66,40 @@ impl PushOptions {
     }
 }
 
+/// A file of a stack.
+#[derive(Debug)]
+pub struct StackFile {
+    /// The file, a qcow2 image or a raw disk.
+    pub file: File,
+    /// Its format.
+    pub format: LayerFormat,
+    /// Its name in the image.
+    pub title: String,
+}
+
 /// An image that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pushed {
     /// The digest of its manifest.
     pub digest: Digest,
-    /// Bytes of its blob.
+    /// Bytes of its blobs.
     pub len: u64,
-    /// Whether the registry had the blob.
+    /// Whether the registry had all of them.
+    pub was_there: bool,
+    /// The blobs, of a stack the lowest first.
+    pub blobs: Vec<PushedBlob>,
+}
+
+/// A blob of an image that was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PushedBlob {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its bytes.
+    pub len: u64,
+    /// Whether the registry had it.
     pub was_there: bool,
 }
 
@@ -93,43 +115,113 @@ pub fn push(
     options: &OciOptions,
     on: &dyn Fn(u64, u64) -> bool,
 ) -> Result<Pushed, RemoteError> {
-    let told = |failure: Failure| RemoteError::new(&name.to_string(), failure.errno, failure.reason);
-    if let OciName::Registry { reference: Reference::Digest(_), .. } = name {
-        return Err(told(Failure::new(libc::EINVAL, "a digest can't be chosen: give a tag")));
+    let made = check_tag(name).and_then(|()| make(file, name, push, options));
+    made.and_then(|made| send(&made, name, options, on)).map_err(|failure| told(name, failure))
+}
+
+/// Makes an image of a chain of files, the lowest first, each of which is an overlay of the one before. The image shows the disk
+/// of the last one. Blobs that the registry has are not sent again. The kind that `push` says is not heeded.
+///
+/// # Errors
+/// As of [`push()`]; also that there are more files than a stack may have.
+pub fn push_stack(
+    files: &[StackFile],
+    name: &OciName,
+    push: &PushOptions,
+    options: &OciOptions,
+    on: &dyn Fn(u64, u64) -> bool,
+) -> Result<Pushed, RemoteError> {
+    let made = check_tag(name).and_then(|()| make_stack(files, name, push));
+    made.and_then(|made| send(&made, name, options, on)).map_err(|failure| told(name, failure))
+}
+
+fn told(name: &OciName, failure: Failure) -> RemoteError {
+    RemoteError::new(&name.to_string(), failure.errno, failure.reason)
+}
+
+fn check_tag(name: &OciName) -> Result<(), Failure> {
+    match name {
+        OciName::Registry { reference: Reference::Digest(_), .. } => {
+            Err(Failure::new(libc::EINVAL, "a digest can't be chosen: give a tag"))
+        }
+        _ => Ok(()),
     }
-    make(file, name, push, options).and_then(|made| send(&made, name, options, on)).map_err(told)
+}
+
+/// A blob that is ready to be sent.
+struct MadeBlob {
+    content: Content,
+    blob: Descriptor,
+    /// Hashes of the blob, if ranges of it are read.
+    hashes: Option<(Descriptor, Vec<u8>)>,
 }
 
 /// An image that is ready to be sent.
 struct Made {
-    content: Content,
-    blob: Descriptor,
+    blobs: Vec<MadeBlob>,
     config: (Descriptor, Vec<u8>),
-    /// Hashes of the blob, if ranges of it are read.
-    hashes: Option<(Descriptor, Vec<u8>)>,
     manifest: Vec<u8>,
 }
 
-fn make(file: &File, name: &OciName, push: &PushOptions, options: &OciOptions) -> Result<Made, Failure> {
+impl MadeBlob {
+    /// A blob, with hashes if ranges of it will be read.
+    fn new(content: Content, media_type: &str, is_by_ranges: bool) -> Result<Self, Failure> {
+        let mut making = is_by_ranges.then(|| Making::new(content.len()));
+        let digest = content.digest(making.as_mut())?;
+        let mut blob = Descriptor::new(media_type, digest, content.len());
+        let hashes = making.map(|making| making.finish(&mut blob));
+        Ok(Self { content, blob, hashes })
+    }
+}
+
+impl Made {
+    fn new(
+        blobs: Vec<MadeBlob>,
+        (config_type, config): (&str, Vec<u8>),
+        artifact_type: Option<&str>,
+        push: &PushOptions,
+    ) -> Result<Self, Failure> {
+        let config = (Descriptor::new(config_type, Digest::of(&config), config.len() as u64), config);
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: Some(MANIFEST.to_owned()),
+            artifact_type: artifact_type.map(str::to_owned),
+            config: config.0.clone(),
+            layers: blobs.iter().map(|made| made.blob.clone()).collect(),
+            annotations: push.annotations.iter().cloned().collect(),
+        };
+        let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::wrong(error.to_string()))?;
+        Ok(Self { blobs, config, manifest })
+    }
+}
+
+/// The bytes of a file, and how many.
+fn content_of(file: &File) -> Result<Content, Failure> {
     let unreadable = |error: io::Error| Failure::of_file("the file can't be read", &error);
-    let len = file.metadata().map_err(unreadable)?.len();
-    let own = file.try_clone().map_err(unreadable)?;
+    let file_len = file.metadata().map_err(unreadable)?.len();
+    let file = file.try_clone().map_err(unreadable)?;
+    Ok(Content { head: Vec::new(), file, file_len, zeroes: 0 })
+}
+
+fn make(file: &File, name: &OciName, push: &PushOptions, options: &OciOptions) -> Result<Made, Failure> {
+    let mut content = content_of(file)?;
+    let len = content.file_len;
     let mut annotations = BTreeMap::from([(TITLE.to_owned(), push.title.clone())]);
-    let content = match push.kind {
-        PushAs::Qcow2 | PushAs::Raw => Content { head: Vec::new(), file: own, file_len: len, zeroes: 0 },
+    match push.kind {
+        PushAs::Qcow2 | PushAs::Raw => {}
         PushAs::RawZstd => {
             annotations.insert("io.kubevirt.disk.name".to_owned(), push.title.clone());
             annotations.insert("io.kubevirt.disk.size".to_owned(), len.to_string());
             let packed = spool::unnamed(&options.spool_directory())?;
-            let file_len = pack(file, len, &packed)?;
-            Content { head: Vec::new(), file: packed, file_len, zeroes: 0 }
+            content.file_len = pack(file, len, &packed)?;
+            content.file = packed;
         }
         PushAs::ContainerDisk => {
-            let head = tar_head(&push.title, len)?;
+            content.head = tar_head(&push.title, len)?;
             // To the end of a block, and two empty ones.
-            Content { head, file: own, file_len: len, zeroes: len.next_multiple_of(BLOCK) - len + 2 * BLOCK }
+            content.zeroes = len.next_multiple_of(BLOCK) - len + 2 * BLOCK;
         }
-    };
+    }
     let (media_type, artifact_type) = match push.kind {
         PushAs::Qcow2 => ("application/vnd.kubevirt.disk.qcow2", Some("application/vnd.zebu.disk.v1")),
         PushAs::Raw => ("application/vnd.zebu.disk.raw", Some("application/vnd.zebu.disk.v1")),
@@ -137,36 +229,39 @@ fn make(file: &File, name: &OciName, push: &PushOptions, options: &OciOptions) -
         PushAs::ContainerDisk => ("application/vnd.oci.image.layer.v1.tar", None),
     };
     // Of a layout, all is compared when it is opened.
-    let is_by_ranges = !name.is_local() && matches!(push.kind, PushAs::Qcow2 | PushAs::Raw);
-    let mut making = is_by_ranges.then(|| Making::new(content.len()));
-    let digest = content.digest(making.as_mut())?;
-    let mut blob = Descriptor::new(media_type, digest, content.len());
+    let is_by_ranges = !name.is_local() && push.kind != PushAs::ContainerDisk;
+    let mut made = MadeBlob::new(content, media_type, is_by_ranges)?;
     let config = if push.kind == PushAs::ContainerDisk {
         let Platform { os, architecture, .. } = options.wanted_platform();
         let text = serde_json::json!({
             "architecture": architecture,
             "os": os,
             "config": {},
-            "rootfs": { "type": "layers", "diff_ids": [blob.digest.to_string()] },
+            "rootfs": { "type": "layers", "diff_ids": [made.blob.digest.to_string()] },
         });
         (CONFIG, text.to_string().into_bytes())
     } else {
-        blob.annotations = annotations;
+        made.blob.annotations.extend(annotations);
         (EMPTY, b"{}".to_vec())
     };
-    let hashes = making.map(|making| making.finish(&mut blob));
-    let (config_type, config) = config;
-    let config = (Descriptor::new(config_type, Digest::of(&config), config.len() as u64), config);
-    let manifest = Manifest {
-        schema_version: 2,
-        media_type: Some(MANIFEST.to_owned()),
-        artifact_type: artifact_type.map(str::to_owned),
-        config: config.0.clone(),
-        layers: vec![blob.clone()],
-        annotations: push.annotations.iter().cloned().collect(),
-    };
-    let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::wrong(error.to_string()))?;
-    Ok(Made { content, blob, config, hashes, manifest })
+    Made::new(vec![made], config, artifact_type, push)
+}
+
+fn make_stack(files: &[StackFile], name: &OciName, push: &PushOptions) -> Result<Made, Failure> {
+    if files.is_empty() || files.len() > MOST_LAYERS {
+        let count = files.len();
+        return Err(Failure::unsupported(format!(
+            "an image has at most {MOST_LAYERS} files, and the chain has {count}: zebu convert makes one of them"
+        )));
+    }
+    let mut blobs: Vec<MadeBlob> = Vec::with_capacity(files.len());
+    for StackFile { file, format, title } in files {
+        let mut made = MadeBlob::new(content_of(file)?, "", !name.is_local())?;
+        stack::describe(&mut made.blob, *format, blobs.last().map(|below| &below.blob));
+        made.blob.annotations.insert(TITLE.to_owned(), title.clone());
+        blobs.push(made);
+    }
+    Made::new(blobs, (EMPTY, b"{}".to_vec()), Some(STACK), push)
 }
 
 /// The head of a tar file with the directory of a container's disk and, up to its bytes, the disk.
@@ -190,96 +285,66 @@ fn tar_head(title: &str, len: u64) -> Result<Vec<u8>, Failure> {
     Ok([&directory.as_bytes()[..], file.as_bytes()].concat())
 }
 
-/// Packs the bytes of a file into another; the length.
-fn pack(file: &File, len: u64, out: &File) -> Result<u64, Failure> {
-    let broken = |code: usize| Failure::new(libc::EIO, format!("zstd: {}", zstd_safe::get_error_name(code)));
-    let cant_write = |error: io::Error| Failure::of_file("the packed bytes can't be written", &error);
-    let mut context = CCtx::create();
-    context.set_parameter(zstd_safe::CParameter::CompressionLevel(LEVEL)).map_err(broken)?;
-    context.set_parameter(zstd_safe::CParameter::ChecksumFlag(true)).map_err(broken)?;
-    context.set_pledged_src_size(Some(len)).map_err(broken)?;
-    let (mut piece, mut packed) = (vec![0; PIECE], vec![0; PIECE]);
-    let (mut at, mut written) = (0, 0);
-    loop {
-        let most = PIECE.min((len - at) as usize);
-        file.read_exact_at(&mut piece[..most], at)?;
-        at += most as u64;
-        let mut input = InBuffer::around(&piece[..most]);
-        loop {
-            let mut output = OutBuffer::around(&mut packed[..]);
-            let left = if at == len {
-                context.compress_stream2(
-                    &mut output,
-                    &mut input,
-                    zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_end,
-                )
-            } else {
-                context.compress_stream2(
-                    &mut output,
-                    &mut input,
-                    zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_continue,
-                )
-            };
-            let left = left.map_err(broken)?;
-            let made = output.pos();
-            out.write_all_at(&packed[..made], written).map_err(cant_write)?;
-            written += made as u64;
-            let is_done = if at == len { left == 0 } else { input.pos() == most };
-            if is_done {
-                break;
-            }
-        }
-        if at == len {
-            return Ok(written);
-        }
-    }
-}
-
 fn send(
     made: &Made,
     name: &OciName,
     options: &OciOptions,
     on: &dyn Fn(u64, u64) -> bool,
 ) -> Result<Pushed, Failure> {
-    let Made { content, blob, config, hashes, manifest } = made;
+    let Made { blobs, config, manifest } = made;
     let image = Descriptor::new(MANIFEST, Digest::of(manifest), manifest.len() as u64);
+    let len = blobs.iter().map(|made| made.blob.size).sum();
     let progress = |done: u64| {
-        if on(done, blob.size) { Ok(()) } else { Err(Failure::new(libc::ECANCELED, "interrupted")) }
+        if on(done, len) { Ok(()) } else { Err(Failure::new(libc::ECANCELED, "interrupted")) }
     };
-    let was_there = match name {
+    let mut pushed = Vec::with_capacity(blobs.len());
+    let mut before = 0;
+    let mut note = |blob: &Descriptor, was_there| {
+        before += blob.size;
+        pushed.push(PushedBlob { digest: blob.digest.clone(), len: blob.size, was_there });
+        before
+    };
+    match name {
         OciName::Layout { path, tag } => {
             let layout = Layout::create(path)?;
-            let was_there = layout.has(blob);
-            if !was_there {
-                layout.put(&blob.digest, &mut InOrder { content, at: 0 })?;
+            for MadeBlob { content, blob, .. } in blobs {
+                let was_there = layout.has(blob);
+                if !was_there {
+                    layout.put(&blob.digest, &mut InOrder { content, at: 0 })?;
+                }
+                progress(note(blob, was_there))?;
             }
-            progress(blob.size)?;
             layout.put(&config.0.digest, &mut config.1.as_slice())?;
             layout.put(&image.digest, &mut manifest.as_slice())?;
             layout.tag(image.clone(), tag.as_deref())?;
-            was_there
         }
         OciName::Registry { registry, repository, reference } => {
             let place = of_registry(registry, options);
             let registry = Registry::new(&place, repository, Access::Push, options)?;
-            let sent = upload(&registry, content, blob, &progress)
-                .map_err(|failure| failure.during(format!("blob {}", blob.digest)))?;
-            for (small, bytes) in hashes.iter().chain([config]) {
+            let mut done = 0;
+            for MadeBlob { content, blob, .. } in blobs {
+                let sent = upload(&registry, content, blob, &|own| progress(done + own))
+                    .map_err(|failure| failure.during(format!("blob {}", blob.digest)))?;
+                done = note(blob, sent == Sent::Before);
+            }
+            let hashes = blobs.iter().filter_map(|made| made.hashes.as_ref());
+            for (small, bytes) in hashes.clone().chain([config]) {
                 let file = spool::unnamed(&options.spool_directory())?;
                 file.write_all_at(bytes, 0)?;
                 let content = Content { head: Vec::new(), file_len: small.size, file, zeroes: 0 };
                 upload(&registry, &content, small, &|_| Ok(()))
                     .map_err(|failure| failure.during(format!("blob {}", small.digest)))?;
             }
-            if let Some((hashes, _)) = hashes {
-                let attached = referrers::attach(&registry, &image, &config.0, hashes);
+            let hashes: Vec<&Descriptor> = hashes.map(|(hashes, _)| hashes).collect();
+            if !hashes.is_empty() {
+                let attached = referrers::attach(&registry, &image, &config.0, &hashes);
                 attached.map_err(|failure| failure.during("the hashes of the image"))?;
             }
             registry.put_manifest(reference, MANIFEST, manifest.clone())?;
-            sent == Sent::Before
         }
-    };
-    Ok(Pushed { digest: image.digest, len: blob.size, was_there })
+    }
+    let was_there = pushed.iter().all(|blob| blob.was_there);
+    Ok(Pushed { digest: image.digest, len, was_there, blobs: pushed })
 }
 
 #[cfg(test)]

@@ -17,14 +17,14 @@ pub(crate) fn attach(
     registry: &Registry,
     image: &Descriptor,
     config: &Descriptor,
-    hashes: &Descriptor,
+    hashes: &[&Descriptor],
 ) -> Result<(), Failure> {
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "artifactType": HASHES,
         "config": config,
-        "layers": [hashes],
+        "layers": hashes,
         "subject": image,
     });
     let bytes = manifest.to_string().into_bytes();

@@ -5,6 +5,7 @@ mod points;
 mod store;
 
 use crate::arguments::{EngineArgs, ForceShareArg, ImageArgs};
+use crate::blob_digests;
 use crate::commands::stores::shared::{KeepArgs, store_argument};
 use crate::compression::CompressionArgs;
 use crate::default_cache_mode::DefaultCacheMode;
@@ -35,6 +36,7 @@ use zebu::{Access, CacheMode, Compression};
 use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, Disks, ImageSpec, RemoteTransfers};
+use zebu_oci::Readers;
 
 /// Arguments of `zebu backup`.
 #[derive(Debug, clap::Args)]
@@ -217,6 +219,7 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };
     let cache = args.source_cache.unwrap_or_default();
+    context.disks.remote.expect(Readers::All);
     let mut spec = args.image.resolve(context, &args.source, args.source_format.as_ref(), cache, access)?;
     args.force_share.apply(&mut spec);
     spec.options.snapshot = args.source_snapshot.as_deref().map(snapshot_name).transpose()?;
@@ -274,6 +277,10 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
         (Err(_), Unpacking::Again) => back_up(args, &session, spec, options, &mut watch, Order::Any),
         (made, _) => made,
     }?;
+    if !args.skip_errors {
+        let made = [Some(&args.target), args.manifest.as_ref()];
+        blob_digests::compare(context, &watch, made.into_iter().flatten().map(PathBuf::as_path))?;
+    }
     if let Some(source) = source {
         source.clean_up();
     }

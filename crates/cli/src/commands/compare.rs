@@ -1,6 +1,7 @@
 //! `zebu compare`: whether two images show a guest the same bytes.
 
 use crate::arguments::InspectArgs;
+use crate::blob_digests;
 use crate::failure::{Failure, FailureKind};
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
@@ -13,6 +14,7 @@ use zebu::jobs::{
 };
 use zebu::{Access, CacheMode, ErrorKind};
 use zebu_disks::{Context, ImageSpec, Program, errno_text};
+use zebu_oci::Readers;
 
 /// The images differ.
 const EXIT_DIFFERENT: u8 = 1;
@@ -79,6 +81,7 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &CompareArgs, context: &Context) -> Result<u8, Failure> {
+    context.disks.remote.expect(Readers::All);
     let resolve = |name, format: Option<&NamedFormat>| {
         args.inspect.image.resolve(context, name, format, args.cache, Access::ReadOnly).map_err(|failure| {
             match failure.kind {
@@ -120,6 +123,10 @@ pub(crate) fn run(args: &CompareArgs, context: &Context) -> Result<u8, Failure> 
         }
         result => result.map_err(|error| failure(&error))?,
     };
+    // What differs may be left early.
+    if report.result == Comparison::Identical {
+        blob_digests::compare(context, &watch, []).map_err(|failure| failure.with_exit(EXIT_READ))?;
+    }
     if !args.quiet {
         stdout::print(&match args.inspect.output {
             OutputFormat::Human => human_text(&report),

@@ -11,6 +11,7 @@ mod written_once;
 
 use crate::arguments::ImageArgs;
 use crate::backing::{self, CheckName};
+use crate::blob_digests;
 use crate::create_opts::{CreateOpts, ParsedOpts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::dry_run;
@@ -41,6 +42,7 @@ use zebu::jobs::{
 use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
 use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use zebu_disks::{Context, ImageSpec, Sources, errno_text, given_only, local_path};
+use zebu_oci::Readers;
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.
 const SPARSE_SIZE: u64 = 4096;
@@ -103,6 +105,7 @@ pub(crate) fn run(args: &mut ConvertArgs, context: &Context) -> Result<u8, Failu
     };
     let spooled = spool.as_ref().map(pipe::Spool::path);
     let sources = pipe::with_spooled(context.dialect, sources, spooled.as_deref())?;
+    context.disks.remote.expect(Readers::All);
     let specs = source_specs(args, context, &sources)?;
     context.disks.names.allow_streams();
     let destination = Destination::of(args, &opts, context, target)?;
@@ -205,6 +208,10 @@ fn copy_sources(
         session.close(image, Access::ReadOnly)?;
     }
     let report = report?;
+    if !args.salvage {
+        let made = new_files(opts, destination);
+        blob_digests::compare(session.context(), watch, made.iter().map(PathBuf::as_path))?;
+    }
     for name in &skipped {
         stderr::tell(dialect, &format!("warning: Skipping inconsistent bitmap '{name}'"));
     }

@@ -1,5 +1,7 @@
 //! `zebu pull`: a file, made of an image of a registry.
 
+mod stack;
+
 use crate::arguments::NetworkArgs;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
@@ -9,7 +11,8 @@ use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::path::PathBuf;
 use zebu_disks::{Context, printable};
-use zebu_oci::{OciName, Pulled, pull};
+use zebu_oci::{OciName, Pulled, pull, stack_digest};
+use zebu_remote::RemoteError;
 
 /// Arguments of `zebu pull`.
 #[derive(Debug, clap::Args)]
@@ -56,19 +59,25 @@ pub(crate) fn run(args: &PullArgs, context: &Context) -> Result<u8, Failure> {
         watch.note("pulling", done, total);
         !watch.cancel().is_cancelled()
     };
-    let pulled =
-        pull(&args.name, &args.target, &context.disks.remote.oci_options(), &on).map_err(|error| {
-            if watch.cancel().is_cancelled() {
-                return Failure::interrupted();
-            }
-            Failure::new(format!(
-                "could not pull '{}': {}",
-                printable(error.name()),
-                printable(error.reason())
-            ))
-        })?;
+    let failed = |error: &RemoteError| {
+        if watch.cancel().is_cancelled() {
+            return Failure::interrupted();
+        }
+        Failure::new(format!("could not pull '{}': {}", printable(error.name()), printable(error.reason())))
+    };
+    let oci = context.disks.remote.oci_options();
+    let (digest, len, resumed_at) = match stack_digest(&args.name, &oci).map_err(|error| failed(&error))? {
+        Some(digest) => {
+            let len = stack::pull(&args.name.pinned(&digest), &args.target, context, &watch)?;
+            (digest, len, 0)
+        }
+        None => {
+            let Pulled { digest, len, resumed_at, .. } =
+                pull(&args.name, &args.target, &oci, &on).map_err(|error| failed(&error))?;
+            (digest, len, resumed_at)
+        }
+    };
     watch.finish();
-    let Pulled { digest, len, resumed_at, .. } = pulled;
     if !args.quiet {
         stdout::print(&match args.output {
             OutputFormat::Human => {

@@ -1,4 +1,6 @@
-//! `zebu push`: an image of a registry, made of a file.
+//! `zebu push`: an image of a registry, made of a file, or of an overlay and what it stands on.
+
+mod chain;
 
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
@@ -11,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use zebu::{Access, CacheMode, Format, Image};
 use zebu_disks::{Context, printable};
-use zebu_oci::{OciName, PushAs, PushOptions, Pushed, push};
+use zebu_oci::{OciName, PushAs, PushOptions, Pushed, PushedBlob, push, push_stack};
 
 /// A raw disk ends with a whole one of them.
 const SECTOR: u64 = 512;
@@ -30,7 +32,7 @@ pub(crate) struct PushArgs {
     #[arg(short = 'f', long, value_name = "FMT", value_parser = formats())]
     pub(crate) format: Option<NamedFormat>,
 
-    /// Kind of image that is made [default: the file as it is]
+    /// Kind of image that is made [default: the file as it is, and the files that it stands on]
     #[arg(long = "as", value_enum, value_name = "KIND")]
     pub(crate) kind: Option<Kind>,
 
@@ -45,7 +47,7 @@ pub(crate) struct PushArgs {
     #[command(flatten)]
     pub(crate) inspect: InspectArgs,
 
-    /// The file, a qcow2 or raw image that stands alone
+    /// The file, a qcow2 or raw image. An overlay goes with the files that it stands on
     #[arg(value_name = "FILENAME")]
     pub(crate) file: OsString,
 
@@ -75,6 +77,16 @@ struct Report {
     digest: String,
     length: u64,
     was_there: bool,
+    blobs: Vec<BlobReport>,
+}
+
+/// A blob in the JSON report, of a chain the lowest first.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct BlobReport {
+    digest: String,
+    length: u64,
+    was_there: bool,
 }
 
 fn annotation(text: &str) -> Result<(String, String), String> {
@@ -100,14 +112,28 @@ pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
     // While it is open, nobody writes it.
     let pushed = session.with_image(&spec, |image| {
-        let kind = kind_of(args.kind, image).map_err(|reason| fail(&reason))?;
-        let file = File::open(&spec.path).map_err(|error| fail(&error.to_string()))?;
+        let chain = if args.kind.is_none() && image.backing().is_some() {
+            Some(chain::files(context, image, &title).map_err(|reason| fail(&reason))?)
+        } else {
+            None
+        };
+        let kind = match chain {
+            Some(_) => PushAs::Qcow2,
+            None => kind_of(args.kind, image).map_err(|reason| fail(&reason))?,
+        };
         let options = PushOptions::new(kind, title.clone()).annotations(args.annotation.clone());
         let on = |done: u64, total: u64| {
             watch.note("pushing", done, total);
             !watch.cancel().is_cancelled()
         };
-        push(&file, &args.name, &options, &context.disks.remote.oci_options(), &on).map_err(|error| {
+        let oci = context.disks.remote.oci_options();
+        let pushed = if let Some(files) = &chain {
+            push_stack(files, &args.name, &options, &oci, &on)
+        } else {
+            let file = File::open(&spec.path).map_err(|error| fail(&error.to_string()))?;
+            push(&file, &args.name, &options, &oci, &on)
+        };
+        pushed.map_err(|error| {
             if watch.cancel().is_cancelled() {
                 return Failure::interrupted();
             }
@@ -115,20 +141,38 @@ pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
         })
     })?;
     watch.finish();
-    let Pushed { digest, len, was_there, .. } = pushed;
     if !args.quiet {
         stdout::print(&match args.inspect.output {
-            OutputFormat::Human => {
-                let before = if was_there { ", which was there" } else { "" };
-                format!("{}: {digest}, a blob of {len} bytes{before}\n", args.name)
-            }
-            OutputFormat::Json => {
-                let (image, digest) = (args.name.to_string(), digest.to_string());
-                json::to_text(context.dialect, &Report { image, digest, length: len, was_there })?
-            }
+            OutputFormat::Human => human_text(&args.name, &pushed),
+            OutputFormat::Json => json::to_text(context.dialect, &json_report(&args.name, &pushed))?,
         })?;
     }
     Ok(0)
+}
+
+fn human_text(name: &OciName, pushed: &Pushed) -> String {
+    let Pushed { digest, len, was_there, blobs, .. } = pushed;
+    if let [_] = blobs[..] {
+        let before = if *was_there { ", which was there" } else { "" };
+        return format!("{name}: {digest}, a blob of {len} bytes{before}\n");
+    }
+    let sent: u64 = blobs.iter().filter(|blob| !blob.was_there).map(|blob| blob.len).sum();
+    format!("{name}: {digest}, {} blobs of {len} bytes, {sent} of them sent\n", blobs.len())
+}
+
+fn json_report(name: &OciName, pushed: &Pushed) -> Report {
+    let blob = |blob: &PushedBlob| BlobReport {
+        digest: blob.digest.to_string(),
+        length: blob.len,
+        was_there: blob.was_there,
+    };
+    Report {
+        image: name.to_string(),
+        digest: pushed.digest.to_string(),
+        length: pushed.len,
+        was_there: pushed.was_there,
+        blobs: pushed.blobs.iter().map(blob).collect(),
+    }
 }
 
 /// The kind of image that is made of a file.
@@ -139,7 +183,9 @@ fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
     let info = image.info().map_err(|error| error.to_string())?;
     let has_data_file = info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some());
     if info.backing_file.is_some() || has_data_file {
-        return Err("it does not stand alone: convert it, which makes one file of its chain".to_owned());
+        return Err("it does not stand alone: convert it, which makes one file of its chain, or leave --as away, which pushes \
+                    each file of the chain"
+            .to_owned());
     }
     let format = image.format();
     if format == Format::Raw && info.virtual_size.abs_diff(info.file_length) >= SECTOR {
