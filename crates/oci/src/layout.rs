@@ -178,6 +178,7 @@ impl Layout {
 
     /// Gives a tag to an image, whose blobs are there. Without one, an image that has a tag keeps it.
     pub(crate) fn tag(&self, mut image: Descriptor, tag: Option<&str>) -> Result<(), Failure> {
+        self.check_directory()?;
         let mut index = self.index()?;
         let tag_of = |known: &Descriptor| known.annotations.get(REF_NAME).cloned();
         let is_known = |known: &Descriptor| known.digest == image.digest;
@@ -196,11 +197,17 @@ impl Layout {
         self.write(INDEX_FILE, &mut text_of(&index)?.as_slice())
     }
 
-    /// Writes a file under another name, and gives it its own when all is there.
-    fn write(&self, name: &str, reader: &mut dyn Read) -> Result<(), Failure> {
+    /// Refuses to change a tar file.
+    fn check_directory(&self) -> Result<(), Failure> {
         if self.members.is_some() {
             return Err(Failure::unsupported("the tar file of a layout can't be changed: name a directory"));
         }
+        Ok(())
+    }
+
+    /// Writes a file under another name, and gives it its own when all is there.
+    fn write(&self, name: &str, reader: &mut dyn Read) -> Result<(), Failure> {
+        self.check_directory()?;
         let path = self.path.join(name);
         let part = self.path.join(format!("{name}.{}.part", std::process::id()));
         let mut write = || -> std::io::Result<()> {
