@@ -233,11 +233,12 @@ pub fn judge(stack: &Stack, made: &Path, names: &Path, home: &Path) -> Outcome {
     if are_both_refused && !is_ours_changed {
         return Outcome::BothRefused;
     }
-    let keys = stack.options.iter().map(|(_, key, _)| *key);
-    if is_refused(&ours) && !is_ours_changed {
-        if let Some(key) = keys.into_iter().find(|key| ours.stderr.contains(*key)) {
-            return Outcome::Refused(key.to_owned());
-        }
+    let mut keys = stack.options.iter().map(|(_, key, _)| *key);
+    if is_refused(&ours)
+        && !is_ours_changed
+        && let Some(key) = keys.find(|key| ours.stderr.contains(*key))
+    {
+        return Outcome::Refused(key.to_owned());
     }
     if ours.code != theirs.code || said(&ours) != said(&theirs) {
         let mut pairs = said(&ours).into_iter().zip(said(&theirs));

@@ -22,10 +22,9 @@ pub fn of(command: &str, option: &CliOption) -> Result<&'static [&'static str], 
         return Ok(&[""]);
     }
     Ok(match (command, option.name()) {
-        ("compare" | "convert", "format" | "a-format" | "b-format" | "source-format") => FORMATS,
         (_, "target-format" | "output-format") => &["qcow2", "raw", "vmdk", "nosuch"],
         ("rebase" | "convert" | "create", "backing-format") => &["raw", "qcow2", "nosuch"],
-        (_, "format" | "source-format") => FORMATS,
+        (_, "format" | "a-format" | "b-format" | "source-format") => FORMATS,
         (_, "cache" | "source-cache" | "target-cache" | "backing-cache") => CACHES,
         (_, "output") => &["human", "json", "nosuch"],
         (_, "object") => OBJECTS,
@@ -47,8 +46,7 @@ pub fn of(command: &str, option: &CliOption) -> Result<&'static [&'static str], 
         ("snapshot", "create") => &["new"],
         ("snapshot", "apply" | "delete") => &["one", "nosuch"],
         ("bench", "count" | "depth") => &["2", "0", "nosuch"],
-        ("bench", "buffer-size" | "step-size") => &["4k", "nosuch"],
-        ("bench", "offset") => &["4k", "nosuch"],
+        ("bench", "buffer-size" | "step-size" | "offset") => &["4k", "nosuch"],
         (_, "aio") => ENGINES,
         ("bench", "pattern") => &["7", "256"],
         ("bench", "flush-interval") => &["1", "nosuch"],
@@ -99,14 +97,14 @@ pub fn rest_of(
 /// The command is not known here.
 pub fn io_arguments(command: &str) -> Result<Option<&'static str>, String> {
     Ok(Some(match command {
-        "read" | "readv" | "aio_read" | "discard" | "alloc" => "0 64k",
+        "read" | "readv" | "aio_read" | "discard" | "alloc" | "zone_append" | "zone_close"
+        | "zone_finish" | "zone_open" | "zone_report" | "zone_reset" => "0 64k",
         "write" | "writev" | "aio_write" => "256k 64k",
         "map" | "info" | "length" | "flush" | "aio_flush" | "close" | "quit" | "help" => "",
         "truncate" => "2M",
         "open" => "a.qcow2",
         "reopen" => "-r",
         "sleep" => "1",
-        "zone_append" | "zone_close" | "zone_finish" | "zone_open" | "zone_report" | "zone_reset" => "0 64k",
         // Without an end of their own, or the program's.
         "abort" | "sigraise" | "break" | "remove_break" | "resume" | "wait_break" => return Ok(None),
         _ => return Err(format!("qemu-io has the command {command}, for which values.rs has no arguments")),
