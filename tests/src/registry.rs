@@ -1,7 +1,8 @@
 //! Distribution, a registry of images, a server of tokens before it, and skopeo as another client.
 
 use crate::patience::Patience;
-use crate::program::{Finished, find, finish, replacing, required, zebu_program};
+use crate::program::{Finished, find, finish, replacing, required, run_in, zebu_program};
+use crate::random::Random;
 use crate::server::PROXIES;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -92,6 +93,29 @@ impl Registry {
         blobs.join(&hex[..2]).join(hex).join("data")
     }
 
+    /// Flips a bit of a byte of a blob; twice makes it right again.
+    ///
+    /// # Panics
+    /// If there is no such byte.
+    pub fn flip(&self, digest: &str, offset: u64) {
+        use std::os::unix::fs::FileExt;
+        let file =
+            std::fs::OpenOptions::new().read(true).write(true).open(self.blob(digest)).expect("the blob");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).expect("the byte");
+        file.write_all_at(&[byte[0] ^ 1], offset).expect("the byte");
+    }
+
+    /// Copies an image by skopeo, which leaves what refers to it.
+    pub fn copy(&self, from: &str, to: &str) {
+        let port = self.port;
+        let tls = "--src-tls-verify=false --dest-tls-verify=false";
+        skopeo(
+            &self.dir,
+            &format!("copy {tls} docker://127.0.0.1:{port}/{from} docker://127.0.0.1:{port}/{to}"),
+        );
+    }
+
     /// The manifest or index that has a tag.
     ///
     /// # Panics
@@ -170,6 +194,50 @@ pub fn skopeo(dir: &Path, line: &str) {
         command.env_remove(variable);
     }
     finish(command).ok();
+}
+
+/// Bytes of the disk of [`source`].
+pub const LEN: usize = 40 << 20;
+
+/// A disk with noise and zeroes, as `disk.raw` and `disk.qcow2`.
+///
+/// # Panics
+/// If they can't be made.
+pub fn source(dir: &Path) -> Vec<u8> {
+    let mut content = vec![0; LEN];
+    let mut random = Random::new(53);
+    for word in content[1 << 20..30 << 20].chunks_exact_mut(8) {
+        word.copy_from_slice(&random.bits().to_le_bytes());
+    }
+    std::fs::write(dir.join("disk.raw"), &content).expect("a file");
+    qemu_img(dir, "convert -f raw -O qcow2 disk.raw disk.qcow2");
+    content
+}
+
+/// Runs qemu-img. `line` is split at blanks.
+///
+/// # Panics
+/// If it is missing or fails.
+pub fn qemu_img(dir: &Path, line: &str) {
+    run_in(dir, &required("qemu-img"), line.split_whitespace()).ok();
+}
+
+/// The digest that `push --output json` tells.
+///
+/// # Panics
+/// If it tells none.
+pub fn digest(report: &str) -> String {
+    let report: serde_json::Value = serde_json::from_str(report).expect("a report");
+    report["digest"].as_str().expect("a digest").to_owned()
+}
+
+/// The digest of a file as blobs have it.
+///
+/// # Panics
+/// If there is no such file.
+pub fn blob_digest(dir: &Path, file: &str) -> String {
+    let told = run_in(dir, &required("sha256sum"), [file]).ok().stdout;
+    format!("sha256:{}", told.split_whitespace().next().expect("a sum"))
 }
 
 /// A server that gives tokens `t1`, `t2` and so on; it ends with the process.

@@ -1,5 +1,6 @@
 //! Programs that no release of Debian has: they are built or fetched once, and kept by their version.
 
+use crate::tenth::Tenth;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,6 +29,22 @@ const MINIO: Tool = Tool {
     version: "v0.0.0-20260212201848-7aac2a2c5b7c",
     source: Source::Go { module: "github.com/minio/minio" },
 };
+
+/// Clients of registries, each with the tests of `zebu-tests::remote` that need it.
+const CLIENTS: [(Tool, &str); 2] = [
+    (
+        Tool { program: "oras", version: "v1.3.6", source: Source::Go { module: "oras.land/oras/cmd/oras" } },
+        "registry_clients::oras_pushes_what_zebu_reads_and_pulls_what_zebu_pushes",
+    ),
+    (
+        Tool {
+            program: "crane",
+            version: "v0.22.1",
+            source: Source::Go { module: "github.com/google/go-containerregistry/cmd/crane" },
+        },
+        "registry_clients::crane_copies_and_exports_what_zebu_pushes",
+    ),
+];
 
 /// The runner of tests.
 const NEXTEST: Tool = Tool { program: "cargo-nextest", version: "0.9.151", source: Source::Crate };
@@ -80,20 +97,37 @@ pub(crate) fn cyclonedx() -> Outcome<PathBuf> {
 
 /// Builds the servers that are not on the PATH in the version that tests want. `go` says how Go is installed.
 pub(crate) fn servers(go: impl FnOnce() -> Outcome<PathBuf>) -> Outcome {
-    if MINIO.is_on_path() {
-        return Ok(());
+    MINIO.offer(go)
+}
+
+/// Builds the clients of registries that the tests of this tenth need: that takes longer than their tests. One that can't be had is
+/// noted, and its tests leave themselves out.
+pub(crate) fn registry_clients(tenth: Tenth, go: impl Fn() -> Outcome<PathBuf>) {
+    for (client, test) in CLIENTS {
+        if tenth.has_test(&format!("zebu-tests::remote {test}"))
+            && let Err(error) = client.offer(&go)
+        {
+            println!("note: {error}");
+        }
     }
-    if !is_root() {
-        return if find(MINIO.program).is_some() { Ok(()) } else { Err(MINIO.by_hand()) };
-    }
-    let go = if MINIO.kept()?.is_file() { PathBuf::new() } else { go()? };
-    let built = MINIO.ensure(&go)?;
-    let link = Path::new(PATH).join(MINIO.program);
-    let _ = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink(&built, &link).map_err(|e| format!("{}: {e}", link.display()))
 }
 
 impl Tool {
+    /// Puts it on the PATH in this version, and builds it if it is not here yet.
+    fn offer(&self, go: impl FnOnce() -> Outcome<PathBuf>) -> Outcome {
+        if self.is_on_path() {
+            return Ok(());
+        }
+        if !is_root() {
+            return if find(self.program).is_some() { Ok(()) } else { Err(self.by_hand()) };
+        }
+        let go = if self.kept()?.is_file() { PathBuf::new() } else { go()? };
+        let built = self.ensure(&go)?;
+        let link = Path::new(PATH).join(self.program);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(&built, &link).map_err(|e| format!("{}: {e}", link.display()))
+    }
+
     /// The file that holds this version.
     fn kept(&self) -> Outcome<PathBuf> {
         let folder = cache()?.join(format!("{}-{}", self.program, self.version));

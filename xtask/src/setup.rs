@@ -1,6 +1,7 @@
 //! Installing what tests and measurements need, or saying what is missing and how to get it.
 
 use crate::built_tools;
+use crate::tenth::Tenth;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::ToSocketAddrs;
@@ -119,6 +120,11 @@ pub(crate) fn ensure(need: Need) -> Outcome {
     name_localhost()?;
     built_tools::servers(go)?;
     built_tools::nextest().map(drop)
+}
+
+/// Installs what only a tenth of the tests needs.
+pub(crate) fn ensure_of_tenth(tenth: Tenth) {
+    built_tools::registry_clients(tenth, go);
 }
 
 /// Sees to it that the name localhost leads to this machine: certificates and URLs of tests hold it. The smallest

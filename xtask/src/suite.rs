@@ -122,7 +122,7 @@ fn stages(args: &TestArgs, tests: Tests) -> Vec<Vec<Lane>> {
     }
     let mut first = looks;
     if tests.qemu == Qemu::Asked {
-        first.insert(0, step("set-up", set_up));
+        first.insert(0, step("set-up", move || set_up(tests.tenth)));
     }
     first.push(step("build of all tests", || TestPrograms::build().map(drop)));
     let mut run_tests = vec![step("tests", move || tests.all())];
@@ -269,8 +269,9 @@ pub(crate) fn program_of_tests(name: &str, args: &[String]) -> Outcome {
 }
 
 /// Installs and fetches everything, so that later steps build and run alone.
-fn set_up() -> Outcome {
+fn set_up(tenth: Tenth) -> Outcome {
     setup::ensure(Need::Tests)?;
+    setup::ensure_of_tenth(tenth);
     run(cargo().args(["fetch", "--locked"]))?;
     let suite = if iotests::obstacle().is_none() { iotests::bring().err() } else { None };
     // The steps that need them say so once more.

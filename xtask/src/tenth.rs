@@ -17,7 +17,7 @@ pub(crate) enum Tenth {
 
 /// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
 /// fall into its tenth.
-const FAMILIES: [&str; 18] = [
+const FAMILIES: [&str; 19] = [
     "zebu::check clean::matrix",
     "zebu::jobs matrix::",
     "zebu::mapping_pressure ",
@@ -33,6 +33,7 @@ const FAMILIES: [&str; 18] = [
     "zebu-tests::images large::",
     "zebu-tests::images random_operations::",
     "zebu-tests::losses ",
+    "zebu-tests::remote registry_clients::",
     "zebu-tests::serve guest::",
     "zebu-tests::serve threads::",
     "zebu-tests::serve ublk::",

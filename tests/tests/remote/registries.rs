@@ -1,49 +1,17 @@
 //! Images of registries: distribution, read and written by zebu, with skopeo and QEMU beside it.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use zebu_tests::certificates::certificates;
 use zebu_tests::nbd_client::Client;
-use zebu_tests::program::{find, finish, run_in};
-use zebu_tests::random::Random;
-use zebu_tests::registry::{Guests, Registry, TokenServer, command, skopeo, zebu};
+use zebu_tests::program::finish;
+use zebu_tests::registry::{
+    Guests, LEN, Registry, TokenServer, blob_digest, command, digest, skopeo, source, zebu,
+};
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
-
-/// Bytes of the disk.
-const LEN: usize = 40 << 20;
-
-/// A disk with noise and zeroes, as `disk.raw` and `disk.qcow2`.
-fn source(dir: &Path) -> Vec<u8> {
-    let mut content = vec![0; LEN];
-    let mut random = Random::new(53);
-    for word in content[1 << 20..30 << 20].chunks_exact_mut(8) {
-        word.copy_from_slice(&random.bits().to_le_bytes());
-    }
-    std::fs::write(dir.join("disk.raw"), &content).unwrap();
-    qemu_img(dir, "convert -f raw -O qcow2 disk.raw disk.qcow2");
-    content
-}
-
-fn qemu_img(dir: &Path, line: &str) {
-    let program = find("qemu-img").expect("qemu-img is missing: `cargo xtask setup` installs it");
-    run_in(dir, &program, line.split_whitespace()).ok();
-}
-
-/// The digest that `push --output json` tells.
-fn digest(report: &str) -> String {
-    let report: serde_json::Value = serde_json::from_str(report).unwrap();
-    report["digest"].as_str().unwrap().to_owned()
-}
-
-/// The digest of a file as blobs have it.
-fn blob_digest(dir: &Path, file: &str) -> String {
-    let told = run_in(dir, &find("sha256sum").unwrap(), [file]).ok().stdout;
-    format!("sha256:{}", told.split_whitespace().next().unwrap())
-}
 
 #[test]
 fn what_is_pushed_is_read_by_ranges_wherever_a_name_is_taken() {
