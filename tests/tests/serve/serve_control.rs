@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zebu_tests::handed_over::hand_over;
@@ -411,4 +411,18 @@ fn the_socket_of_a_killed_server_is_taken_over_at_once() {
             Server::start(dir, &options)
         });
     }
+}
+
+#[test]
+fn a_server_that_ends_without_an_answer_is_told_apart() {
+    let scratch = Scratch::new("control");
+    let listener = UnixListener::bind(scratch.file("ctl.sock")).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut line = String::new();
+            BufReader::new(listener.accept().unwrap().0).read_line(&mut line).unwrap();
+        });
+        let out = zebu(scratch.path(), ["ctl", "ctl.sock", "jobs"]).exits(1);
+        assert!(out.stderr.contains("'ctl.sock': the server has ended without an answer"), "{out}");
+    });
 }
