@@ -85,7 +85,7 @@ pub const MOST_COMMITS_BEHIND: u64 = 200;
 /// The results can't be read, or the tree has no history.
 pub fn commits_behind() -> Outcome<u64> {
     let tables = Results::read_all(&root().join("bench/results"))?;
-    let dates = tables.iter().filter(is_shown).map(|results| &results.heading.date);
+    let dates = tables.iter().filter(|results| is_shown(results)).map(|results| &results.heading.date);
     let oldest = dates.min().ok_or("no figure of the README is kept")?;
     let since = format!("--since={oldest}T23:59:59Z");
     let count =
@@ -94,7 +94,7 @@ pub fn commits_behind() -> Outcome<u64> {
 }
 
 /// Whether the README shows a figure of a table.
-fn is_shown(results: &&Results) -> bool {
+fn is_shown(results: &Results) -> bool {
     LINES.iter().flat_map(|line| line.loads).any(|load| load.table == results.table)
 }
 
@@ -149,7 +149,7 @@ fn figures(tables: &[&Results]) -> String {
         let without = cells(&|load| load.without);
         let _ = writeln!(text, "| {name} | {zebu} | {qemu} | {without} |");
     }
-    let used: Vec<&Results> = tables.iter().copied().filter(is_shown).collect();
+    let used: Vec<&Results> = tables.iter().copied().filter(|results| is_shown(results)).collect();
     let dates: BTreeSet<&str> = used.iter().map(|results| results.heading.date.as_str()).collect();
     let machines: BTreeSet<&str> = used.iter().map(|results| brief(&results.heading.machine)).collect();
     let joined = |set: BTreeSet<&str>| set.into_iter().collect::<Vec<_>>().join("; ");

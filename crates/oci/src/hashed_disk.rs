@@ -26,7 +26,7 @@ pub struct HashedDisk(Arc<Shared>);
 /// The knowledge by which a blob is judged.
 enum Known {
     Hashes(Hashes),
-    Digest(Whole),
+    Digest(Box<Whole>),
 }
 
 impl Known {
@@ -85,7 +85,7 @@ impl HashedDisk {
         afresh: impl Fn() -> G + Send + Sync + 'static,
     ) -> Self {
         let whole = Whole::new(digest, below.len(), readers);
-        Self::of(below, Known::Digest(whole), afresh)
+        Self::of(below, Known::Digest(Box::new(whole)), afresh)
     }
 
     fn of<G: Send + 'static>(

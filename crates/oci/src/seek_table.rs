@@ -161,7 +161,9 @@ mod tests {
 
     fn table(frames: &[(usize, usize)]) -> Vec<u8> {
         let mut making = Making::default();
-        frames.iter().for_each(|(packed, unpacked)| making.add(*packed, *unpacked).unwrap());
+        for (packed, unpacked) in frames {
+            making.add(*packed, *unpacked).unwrap();
+        }
         making.finish().unwrap()
     }
 

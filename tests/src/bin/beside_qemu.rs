@@ -66,7 +66,9 @@ fn lines_of(args: &LineArgs) -> Result<(), String> {
         .filter(|(_, line)| args.only.as_ref().is_none_or(|text| line.text().contains(text)))
         .collect();
     if args.list {
-        chosen.iter().for_each(|(number, line)| println!("{number}: {} ({})", line.text(), line.state.name));
+        for (number, line) in &chosen {
+            println!("{number}: {} ({})", line.text(), line.state.name);
+        }
         return Ok(());
     }
     let extent =

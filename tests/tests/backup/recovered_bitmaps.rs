@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use zebu_tests::nbd_client::{Client, command};
 use zebu_tests::patience::wait_for;
-use zebu_tests::program::{run, zebu};
+use zebu_tests::program::{required, run_in, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
 use zebu_tests::scratch::Scratch;
@@ -18,7 +18,7 @@ const SECTOR: usize = 512;
 
 /// Whether each sector is dirty, by the server of `uri`.
 fn dirty(dir: &Path, uri: &str) -> Vec<bool> {
-    let out = run(dir, "nbdinfo", &["--json", "--map=qemu:dirty-bitmap:b", uri]).ok();
+    let out = run_in(dir, &required("nbdinfo"), ["--json", "--map=qemu:dirty-bitmap:b", uri]).ok();
     let runs: Value = serde_json::from_str(&out.stdout).expect("nbdinfo prints JSON");
     let mut dirty = vec![false; SIZE / SECTOR];
     for entry in runs.as_array().unwrap().iter().filter(|entry| entry["type"] == 1) {

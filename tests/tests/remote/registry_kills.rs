@@ -59,8 +59,11 @@ fn killed_pushes_and_pulls_go_on_and_leave_no_half_image() {
         let mut victim = watched.victim.lock().unwrap();
         let mut child = command(dir, words).spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
-        let mishap =
-            if random.bits() % 2 == 0 { Mishap::None } else { Mishap::Answer("503 Busy".to_owned()) };
+        let mishap = if random.bits().is_multiple_of(2) {
+            Mishap::None
+        } else {
+            Mishap::Answer("503 Busy".to_owned())
+        };
         *victim = Some((pid, random.bits() % most, mishap));
         drop(victim);
         let is_killed = child.wait().unwrap().code().is_none();

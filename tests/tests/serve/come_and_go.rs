@@ -247,7 +247,10 @@ fn an_export_that_is_removed_is_named() {
     assert!(out.code != Some(0) && out.stderr.contains("EXPORT"), "{out}");
     // The empty name leads clients to the first export, and removes none.
     let out = zebu(dir, ["ctl", "ctl.sock", "export-remove", ""]).exits(1);
-    assert!(out.stderr.contains("there is no export '' (there are 'a'; name the one that is meant)"), "{out}");
+    assert!(
+        out.stderr.contains("there is no export '' (there are 'a'; name the one that is meant)"),
+        "{out}"
+    );
     assert_eq!(names(dir), ["a"]);
     ctl(dir, "export-remove a").ok();
     server.stop();

@@ -44,7 +44,11 @@ mod tests {
     use super::*;
 
     fn told(name: &str, names: &[&str]) -> String {
-        not_found(name, &names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), "'' is the first one")
+        not_found(
+            name,
+            &names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(),
+            "'' is the first one",
+        )
     }
 
     #[test]

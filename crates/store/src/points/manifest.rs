@@ -272,7 +272,7 @@ mod tests {
         let text = String::from_utf8(text).unwrap();
         let swapped = text.replace(&"a".repeat(64), "x").replace(&"b".repeat(64), &"a".repeat(64));
         let swapped = swapped.replace("\"x\"", &format!("\"{}\"", "b".repeat(64)));
-        for wrong in [text.replace("1795964462", "1795964463"), swapped, text.replace("\n", "")] {
+        for wrong in [text.replace("1795964462", "1795964463"), swapped, text.replace('\n', "")] {
             assert!(Point::parse(wrong.as_bytes(), 3).unwrap_err().contains("digest"), "{wrong}");
         }
         let none = text[..text.find(",\n  \"digest\"").unwrap()].to_owned() + "}";

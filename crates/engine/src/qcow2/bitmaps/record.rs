@@ -178,7 +178,9 @@ mod tests {
         // The bits would leave no room for the trailer.
         assert_eq!(granule(512 << 30), Some(2 << 20));
         assert_eq!(granule((512 << 30) + (1 << 20)), Some(1 << 20));
-        assert_eq!(granule(64 << 40), Some(16 << 20));
+        // With 8 to 128 MiB, the bits fill whole clusters.
+        assert_eq!(granule(64 << 40), Some(256 << 20));
+        assert_eq!(granule((64 << 40) + (1 << 30)), Some(16 << 20));
         assert_eq!(layout(4 << 30, 9).map(|layout| layout.clusters), Some(1));
     }
 

@@ -133,7 +133,7 @@ impl Qcow2 {
     /// held, and nobody changes the disk.
     pub(super) async fn begin_record(self: &Arc<Self>, worker: &Worker) -> Result<bool> {
         let list = self.bitmaps.list();
-        if !list.iter().any(Bitmap::is_recording) {
+        if self.layout_of_record(&list).is_none() {
             return Ok(false);
         }
         match self.store_bitmaps(worker, list, Vec::new(), Afterwards::Written).await {
@@ -156,6 +156,13 @@ impl Qcow2 {
         self.begin_record(worker).await.map(drop)
     }
 
+    /// The layout of a record beside these bitmaps. `None`: nothing records, or there is no place for one.
+    fn layout_of_record(&self, list: &[Bitmap]) -> Option<Layout> {
+        let others = list.iter().filter(|bitmap| !bitmap.is_record()).count();
+        let is_of_use = list.iter().any(Bitmap::is_recording) && others < MAX_BITMAPS as usize;
+        is_of_use.then(|| Layout::of(self.virtual_size(), self.geometry())).flatten()
+    }
+
     /// Writes an empty record for the directory that is being made. `None`: nothing records, or there is no place for one.
     pub(super) async fn make_record<'a>(
         self: &'a Arc<Self>,
@@ -163,10 +170,7 @@ impl Qcow2 {
         list: &[Bitmap],
         places: &mut Places<'a>,
     ) -> Result<Option<(Bitmap, Arc<Record>)>> {
-        if !list.iter().any(Bitmap::is_recording) || list.len() >= MAX_BITMAPS as usize {
-            return Ok(None);
-        }
-        let Some(layout) = Layout::of(self.virtual_size(), self.geometry()) else { return Ok(None) };
+        let Some(layout) = self.layout_of_record(list) else { return Ok(None) };
         let mut own = Places::of(self);
         match self.write_record(worker, layout, &mut own).await {
             Ok(made) => {
