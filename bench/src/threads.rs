@@ -20,7 +20,7 @@ struct Figures {
     lines: &'static [Line],
 }
 
-/// What is shown of a row.
+/// The figure of a row that is shown.
 #[derive(Clone, Copy)]
 enum Shown {
     Median(Metric),

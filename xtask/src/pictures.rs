@@ -40,12 +40,11 @@ pub(crate) fn command(args: &PicturesArgs) -> Outcome {
     let drawer = find("rsvg-convert").ok_or("rsvg-convert is missing: apt install librsvg2-bin")?;
     let out = args.out.clone().unwrap_or_else(|| root().join("docs/pictures"));
     std::fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
-    let zebu = match &args.zebu {
-        Some(program) => std::path::absolute(program).map_err(|e| format!("{}: {e}", program.display()))?,
-        None => {
-            run(cargo().args(["build", "--locked", "--package", "zebu-cli"]))?;
-            target_dir()?.join("debug/zebu")
-        }
+    let zebu = if let Some(program) = &args.zebu {
+        std::path::absolute(program).map_err(|e| format!("{}: {e}", program.display()))?
+    } else {
+        run(cargo().args(["build", "--locked", "--package", "zebu-cli"]))?;
+        target_dir()?.join("debug/zebu")
     };
     let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
     for line in DISKS {

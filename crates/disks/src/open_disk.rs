@@ -41,9 +41,8 @@ impl OpenDisk {
             Self::Nbd(disk) => disk.name(),
             Self::Http { disk, .. } => disk.name(),
             Self::Rbd(disk) => disk.name().to_string(),
-            Self::Whole(name, _) => name.to_string(),
+            Self::Whole(name, _) | Self::Stack(name, ..) => name.to_string(),
             Self::Point(name, _) => name.to_string(),
-            Self::Stack(name, ..) => name.to_string(),
         }
     }
 

@@ -21,6 +21,9 @@ pub(crate) const LONGEST: usize = 4 << 20;
 /// The most blobs or images that one may name.
 const MOST_ENTRIES: usize = 4096;
 
+/// The first bytes of a blob that is a qcow2 image.
+pub(crate) const QCOW2: &[u8] = b"QFI\xfb";
+
 /// The annotation that tells the name of a file.
 pub(crate) const TITLE: &str = "org.opencontainers.image.title";
 /// The annotation that tells a tag in a layout.

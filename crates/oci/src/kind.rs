@@ -1,6 +1,6 @@
 //! The disk in an image: which blob it is, and how it is packed.
 
-use crate::document::{Descriptor, Manifest, TITLE, shown};
+use crate::document::{Descriptor, Manifest, QCOW2, TITLE, shown};
 use crate::failure::Failure;
 use crate::stack::{self, LayerFormat};
 
@@ -13,7 +13,6 @@ const LAYERS: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.
 /// Bytes by which a blob is known.
 pub(crate) const SNIFFED: u64 = 512;
 
-pub(crate) const QCOW2: &[u8] = b"QFI\xfb";
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 

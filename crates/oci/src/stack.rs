@@ -3,9 +3,8 @@
 //! The layers of the manifest are the blobs, the lowest first. The media types tell the version of these rules and the format
 //! of a blob, and an annotation of each but the first the digest of the blob that it stands on.
 
-use crate::document::{Descriptor, Manifest, shown};
+use crate::document::{Descriptor, Manifest, QCOW2, shown};
 use crate::failure::Failure;
-use crate::kind::QCOW2;
 
 /// The beginning of all media types of stacks.
 const ALL: &str = "application/vnd.zebu.stack.";

@@ -48,7 +48,7 @@ pub(crate) struct Whole {
 struct State {
     /// The hashes of blocks that were read.
     noted: HashMap<u64, [u8; 32]>,
-    /// What all before `front` make; `None` after the end.
+    /// All before `front` together; `None` after the end.
     hasher: Option<Hasher>,
     front: u64,
     /// Blocks behind it.

@@ -66,16 +66,14 @@ pub(crate) fn run(args: &PullArgs, context: &Context) -> Result<u8, Failure> {
         Failure::new(format!("could not pull '{}': {}", printable(error.name()), printable(error.reason())))
     };
     let oci = context.disks.remote.oci_options();
-    let (digest, len, resumed_at) = match stack_digest(&args.name, &oci).map_err(|error| failed(&error))? {
-        Some(digest) => {
-            let len = stack::pull(&args.name.pinned(&digest), &args.target, context, &watch)?;
-            (digest, len, 0)
-        }
-        None => {
-            let Pulled { digest, len, resumed_at, .. } =
-                pull(&args.name, &args.target, &oci, &on).map_err(|error| failed(&error))?;
-            (digest, len, resumed_at)
-        }
+    let stack = stack_digest(&args.name, &oci).map_err(|error| failed(&error))?;
+    let (digest, len, resumed_at) = if let Some(digest) = stack {
+        let len = stack::pull(&args.name.pinned(&digest), &args.target, context, &watch)?;
+        (digest, len, 0)
+    } else {
+        let Pulled { digest, len, resumed_at, .. } =
+            pull(&args.name, &args.target, &oci, &on).map_err(|error| failed(&error))?;
+        (digest, len, resumed_at)
     };
     watch.finish();
     if !args.quiet {

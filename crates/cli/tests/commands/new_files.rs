@@ -76,7 +76,7 @@ fn a_file_that_holds_something_is_replaced_only_by_force() {
 #[test]
 fn bytes_are_not_written_over_an_image_by_an_oversight() {
     let scratch = Scratch::new();
-    scratch.write("source.raw", &[7; 1 << 20]);
+    scratch.write("source.raw", &vec![7; 1 << 20]);
     scratch.zebu_as_typed("create -q there.qcow2 1M").ok();
     scratch.zebu_as_typed("create -q there.vdi 1M").ok();
     let (image, other) = (scratch.read("there.qcow2"), scratch.read("there.vdi"));
@@ -96,7 +96,7 @@ fn bytes_are_not_written_over_an_image_by_an_oversight() {
     scratch.zebu_as_typed(&format!("{line} -O raw there.qcow2")).ok();
     assert_eq!(scratch.read("there.qcow2")[..1 << 20], scratch.read("source.raw")[..]);
     // A disk without a format is written as it is, and QEMU's names do as QEMU does.
-    scratch.write("plain.img", &[0; 1 << 20]);
+    scratch.write("plain.img", &vec![0; 1 << 20]);
     scratch.zebu_as_typed(&format!("{line} plain.img")).ok();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_zebu"), scratch.file("qemu-img")).unwrap();
     scratch.zebu_as_typed("create -q -o preallocation=full other.qcow2 1M").ok();

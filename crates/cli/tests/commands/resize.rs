@@ -85,7 +85,7 @@ fn progress_is_shown_on_request() {
     let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
     assert_eq!((&last["done"], &last["total"]), (&(8 << 20).into(), &(8 << 20).into()), "{ran:#?}");
     let ran = scratch.zebu(&words("resize -p a.qcow2 9M")).ok();
-    assert_eq!(ran.stdout, "    (100.00/100%)\r\nImage resized.\n");
+    assert_eq!(ran.stdout, "    (0.00/100%)\r    (100.00/100%)\r\nImage resized.\n");
     assert_eq!(scratch.zebu(&words("resize -q -p a.qcow2 10M")).ok().stdout, "");
 }
 

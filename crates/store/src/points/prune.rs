@@ -24,7 +24,7 @@ pub struct Forgotten {
     pub removed: Vec<String>,
     /// Names of those that stay.
     pub kept: Vec<String>,
-    /// What is wrong with manifests that can't be read, which stay, too.
+    /// The reasons why manifests can't be read, which stay, too.
     pub damaged: Vec<PointsError>,
 }
 

@@ -93,7 +93,7 @@ impl PointStore {
         note_of(object).map_or(Ok(()), |note| self.place.delete(&note))
     }
 
-    /// What was found damaged.
+    /// The parts that were found damaged.
     ///
     /// # Errors
     /// The store's.

@@ -260,7 +260,7 @@ impl Making<'_> {
         match &bitmap {
             Some(Marks::Tell) => way = Way::Bitmap,
             Some(Marks::BeginAnew(why) | Marks::LeftAlone(why)) if way == Way::Scan => {
-                reason = Some(why.clone())
+                reason = Some(why.clone());
             }
             Some(Marks::LeftAlone(why)) => stderr::tell(self.session.dialect(), why),
             _ => {}

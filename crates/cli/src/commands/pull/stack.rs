@@ -29,7 +29,7 @@ pub(super) fn pull(name: &OciName, target: &Path, context: &Context, watch: &Wat
     let new = ConvertTarget::New(Box::new(NewTarget::new(target.to_owned())));
     let copied = worker.block_on(convert(&worker, std::slice::from_ref(&source), new, &options));
     let closed = worker.block_on(source.close(&worker));
-    copied.and_then(|_| closed).map_err(|error| {
+    copied.and(closed).map_err(|error| {
         context.disks.remote.tell_given_up();
         Failure::during(&format!("could not pull '{name}'"), &error)
     })?;

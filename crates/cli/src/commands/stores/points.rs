@@ -57,7 +57,7 @@ struct Line {
     damaged: Option<String>,
 }
 
-/// What verifications have found.
+/// The findings of verifications.
 struct Verified {
     times: HashMap<String, u64>,
     damage: KnownDamage,

@@ -88,7 +88,7 @@ pub(crate) struct Bitmap {
     recording: bool,
     condition: Condition,
     loaded: Option<Loaded>,
-    /// What was in it, which a backup has.
+    /// The bits that a backup has.
     lent: Option<Arc<Bits>>,
     /// A crash left it in use, and a record tells what was not stored, in granules of so many bytes.
     recovered: Option<u64>,
@@ -110,7 +110,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Recorders {
     bits: SmallVec<[Arc<Bits>; 2]>,
-    /// What a crash finds in their place.
+    /// The record that a crash finds in their place.
     record: Option<Arc<Record>>,
 }
 

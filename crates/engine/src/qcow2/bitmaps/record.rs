@@ -88,7 +88,7 @@ pub(super) struct Part {
 pub(crate) struct Record {
     /// Granules that are to be marked.
     wanted: Bits,
-    /// Those of them that are so on disk, durably.
+    /// Granules that are marked on disk, durably.
     durable: Bits,
     /// Byte of the image file at which the bits lie.
     offset: u64,

@@ -46,7 +46,7 @@ async fn begun(world: &SimWorld, worker: &Worker) -> (Image, Vec<u8>) {
     (image, disk)
 }
 
-/// What a crash left of the bitmap "b": whether it can be used, the granules that tell what was not stored, and the blocks that differ
+/// The rest that a crash left of the bitmap "b": whether it can be used, the granules that tell what was not stored, and the blocks that differ
 /// from `before` without being marked.
 struct Left {
     is_sound: bool,
