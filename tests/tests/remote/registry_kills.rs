@@ -11,7 +11,7 @@ use zebu_tests::scratch::Scratch;
 use zebu_tests::web_proxy::{Mishap, WebProxy};
 
 /// Kills of each unless the environment says otherwise.
-const KILLS: u64 = 6;
+const KILLS: u64 = 2;
 
 fn number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
