@@ -125,7 +125,8 @@ impl HashedDisk {
                     // Whoever has given up does not hear it.
                     let _ = sender.send(result.err());
                 });
-                self.submit(op, done);
+                // Past the blocks that are kept: of those, the digest may have dropped one.
+                Arc::clone(&self.0).read(Wanted { offset: start, len, start, end: start + len }, None, done);
                 pieces.push(receiver);
                 start += len;
             }
@@ -138,6 +139,9 @@ impl HashedDisk {
                     };
                     return Err(Some(reason.unwrap_or_else(unread)));
                 }
+            }
+            if whole.front() <= first.start && whole.wrong().is_none() {
+                return Err(Some(format!("the blob's digest is not known: reading it at {} leads nowhere", first.start)));
             }
         }
         whole.wrong().map_or(Ok(()), |wrong| Err(Some(wrong)))
@@ -376,6 +380,25 @@ mod tests {
             let _ = read(&wrong, start, 65_536.min(len - start));
         }
         assert!(wrong.failure().is_some_and(|told| told.contains("another digest")));
+    }
+
+    #[test]
+    fn a_block_that_the_digest_dropped_is_read_again_though_it_is_kept() {
+        const BLOCK: u64 = 64 << 10;
+        // As many blocks as wait for those before them, one before, and one behind.
+        const BLOCKS: u64 = (32 << 20) / BLOCK + 2;
+        let bytes: Vec<u8> = (0..(BLOCKS * BLOCK / 4) as u32).flat_map(u32::to_le_bytes).collect();
+        let memory =
+            Memory { bytes: bytes.clone(), wrong: None, is_mended: Arc::default(), reads: Arc::default() };
+        let disk = HashedDisk::without_hashes(Arc::new(memory), Digest::of(&bytes), Readers::Some, || ());
+        for block in (1..BLOCKS).chain([0]) {
+            let start = block * BLOCK;
+            let expected = &bytes[start as usize..][..BLOCK as usize];
+            assert!(read(&disk, start, BLOCK).as_deref() == Ok(expected), "{block}");
+        }
+        let rounds = AtomicUsize::new(0);
+        let goes_on = |_: u64, _: u64| rounds.fetch_add(1, Ordering::SeqCst) < 100;
+        assert_eq!(disk.compare_rest(&goes_on), Ok(()));
     }
 
     #[test]
