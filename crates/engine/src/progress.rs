@@ -124,8 +124,8 @@ pub(crate) struct Throttle {
     rate: Option<RateLimit>,
 }
 
-/// How long a job that is slowed down sleeps before it looks whether it was cancelled.
-const NAP: Duration = Duration::from_millis(100);
+/// The sleep of a job that waits, between two looks at whether it was cancelled.
+pub(crate) const NAP: Duration = Duration::from_millis(100);
 
 impl Throttle {
     pub(crate) fn new(control: &JobControl) -> Self {

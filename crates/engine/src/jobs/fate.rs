@@ -1,13 +1,13 @@
-//! The end of a checkpoint, which all of its disks share.
+//! The end of a backup or a checkpoint, for which guests wait no longer.
 
 use crate::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use crate::sync::{Mutex, WaitList};
-use crate::{Error, ErrorKind, Result};
+use crate::Error;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Whether a checkpoint has ended, and why.
+/// Whether a job that guests wait for has ended, and why.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     has_ended: AtomicBool,
@@ -25,21 +25,12 @@ impl Fate {
         self.has_ended.load(Acquire)
     }
 
-    /// Why it can't show the moment any more.
+    /// The reason why it can't become whole, or stay so.
     pub(super) fn failure(&self) -> Option<Error> {
         self.state.lock().failure.clone()
     }
 
-    /// Fails if it has ended.
-    pub(super) fn check(&self) -> Result<()> {
-        if !self.has_ended() {
-            return Ok(());
-        }
-        let why = self.failure().map_or_else(String::new, |error| format!(": {}", error.message()));
-        Err(Error::new(ErrorKind::Cancelled, format!("the checkpoint has ended{why}")))
-    }
-
-    /// Ends it because it can't show the moment any more.
+    /// Ends it because it can't become whole, or stay so.
     pub(super) fn fail(&self, error: Error) {
         let mut state = self.state.lock();
         if !self.has_ended() {
@@ -49,7 +40,7 @@ impl Fate {
         self.end();
     }
 
-    /// Ends it: guests wait for nothing any more, and nobody reads it.
+    /// Ends it: guests wait for nothing any more.
     pub(super) fn end(&self) {
         // Before the guests are let go: whoever has read what they write then sees that it has ended.
         self.has_ended.store(true, Release);
@@ -57,7 +48,7 @@ impl Fate {
         waiting.wake();
     }
 
-    /// The result of `work`, or `None` if the checkpoint ends first.
+    /// The result of `work`, or `None` if the job ends first.
     pub(super) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| {

@@ -14,6 +14,7 @@ mod commit;
 mod compare;
 mod convert;
 mod disk_hash;
+mod fate;
 mod file_snapshot;
 mod fork;
 mod hydrate;

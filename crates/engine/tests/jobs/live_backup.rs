@@ -2,9 +2,15 @@
 
 use crate::support::{Images, on_worker};
 use std::path::Path;
-use zebu::jobs::{LiveBackup, LiveBackupOptions, OnCopyError, UnfinishedImage};
-use zebu::storage::{Access as FileAccess, Create, File, IoBuf, LockMode, OpenFlags, Worker};
-use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Shrink};
+use std::sync::{Arc, Mutex};
+use zebu::jobs::{Cancel, JobControl, LiveBackup, LiveBackupOptions, OnCopyError, UnfinishedImage};
+use zebu::storage::{
+    Access as FileAccess, Completer, Create, File, IoBuf, LockMode, OpenFlags, Storage, StorageAbilities,
+    StorageDone, StorageOp, Worker,
+};
+use zebu::{
+    Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile, Shrink,
+};
 
 const SIZE: u64 = 1 << 20;
 
@@ -67,6 +73,88 @@ fn a_failing_target_fails_the_guest_where_that_is_wanted() {
         drop(backup);
         write(worker, &source, 0, 2).await.unwrap();
         source.resize(worker, SIZE / 2, Shrink::Allow, zebu::Preallocation::Off).await.unwrap();
+        source.close(worker).await.unwrap();
+    });
+}
+
+/// A disk that answers no write before it is released.
+struct Standing(Mutex<Option<Vec<Completer>>>);
+
+impl Standing {
+    fn held(&self) -> usize {
+        self.0.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+
+    fn release(&self) {
+        for done in self.0.lock().unwrap().take().into_iter().flatten() {
+            let StorageOp::Write { len, .. } = done.op() else { unreachable!() };
+            done.finish(Ok(StorageDone::Moved(len)));
+        }
+    }
+}
+
+impl Storage for Standing {
+    fn len(&self) -> u64 {
+        SIZE
+    }
+    fn identity(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
+    }
+    fn abilities(&self) -> StorageAbilities {
+        StorageAbilities::WRITE
+    }
+    fn submit(&self, op: StorageOp, done: Completer) {
+        let moved = match op {
+            StorageOp::Write { len, .. } => {
+                if let Some(held) = &mut *self.0.lock().unwrap() {
+                    return held.push(done);
+                }
+                StorageDone::Moved(len)
+            }
+            StorageOp::Read { len, .. } => StorageDone::Moved(len),
+            _ => StorageDone::Done,
+        };
+        done.finish(Ok(moved));
+    }
+}
+
+#[test]
+fn a_cancelled_backup_lets_guests_go_though_its_target_does_not_answer() {
+    let images = Images::new();
+    on_worker(async |worker| {
+        let source = make(worker, &images.path("disk"), Access::ReadWrite).await;
+        for chunk in 0..16 {
+            write(worker, &source, chunk * 65536, 1).await.unwrap();
+        }
+        let disk = Arc::new(Standing(Mutex::new(Some(Vec::new()))));
+        let flags = OpenFlags::default().access(FileAccess::ReadWrite);
+        let file = File::from_storage(disk.clone(), "standing", &flags).unwrap();
+        let file = vec![OpenedFile::new(file, Format::Raw)];
+        let target = OpenOptions::default().access(Access::ReadWrite);
+        let target = Image::open_files(worker, file, &target).await.unwrap();
+        let cancel = Cancel::new();
+        let control = JobControl::default().cancel(cancel.clone());
+        let options = LiveBackupOptions::default().requests(2).control(control);
+        let backup = LiveBackup::start(worker, &source, &target, options).await.unwrap();
+        let running = worker.spawn_with(|own| async move { backup.run(&own).await });
+        let guests: Vec<_> = [0, 5, 15]
+            .into_iter()
+            .map(|chunk| {
+                let source = source.clone();
+                worker.spawn_with(|own| async move { write(&own, &source, chunk * 65536, 2).await })
+            })
+            .collect();
+        while disk.held() < 3 {
+            worker.sleep(std::time::Duration::from_millis(1)).await;
+        }
+        cancel.cancel();
+        for guest in guests {
+            guest.await.unwrap();
+        }
+        assert!(disk.held() >= 3);
+        disk.release();
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(first_byte(worker, &source, 15 * 65536).await, 2);
         source.close(worker).await.unwrap();
     });
 }

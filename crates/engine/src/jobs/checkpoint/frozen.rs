@@ -3,7 +3,7 @@
 //! Before a request changes the disk, the chunks that it touches are kept, each once: a chunk is *as it was*, *busy* (one
 //! task keeps it, others that need it wait) or *kept*. Once it is kept, it may change. A chunk that was zero is kept without a byte.
 
-use super::fate::Fate;
+use crate::jobs::fate::Fate;
 use super::spill::{Kept, Part, Spill};
 use crate::before_change::HookOf;
 use crate::node::Node;
@@ -286,6 +286,15 @@ impl Frozen {
         Err(Error::new(ErrorKind::OutOfRange, message).on(&self.source.path).at_guest(offset))
     }
 
+    /// Fails if the checkpoint has ended.
+    fn check_end(&self) -> Result<()> {
+        if !self.fate.has_ended() {
+            return Ok(());
+        }
+        let why = self.fate.failure().map_or_else(String::new, |error| format!(": {}", error.message()));
+        Err(Error::new(ErrorKind::Cancelled, format!("the checkpoint has ended{why}")))
+    }
+
     fn run(&self, offset: u64, end: u64) -> (Run, u64) {
         let (run, last) = self.chunks.lock().run(offset / CHUNK, end.div_ceil(CHUNK));
         (run, (last * CHUNK).min(end))
@@ -294,7 +303,7 @@ impl Frozen {
     /// Reads the disk as it was.
     pub(super) async fn read(&self, worker: &Worker, offset: u64, bufs: IoBufs) -> (Result<()>, IoBufs) {
         let len = bufs.len() as u64;
-        if let Err(error) = self.check_range(offset, len).and_then(|()| self.fate.check()) {
+        if let Err(error) = self.check_range(offset, len).and_then(|()| self.check_end()) {
             return (Err(error), bufs);
         }
         let worker = &worker.reading_uncached();
@@ -327,7 +336,7 @@ impl Frozen {
             at = until;
         }
         // What a guest was let to write at the end may have been read.
-        let ended = if sabotage::is(Fault::ReadPastCheckpoint) { Ok(()) } else { self.fate.check() };
+        let ended = if sabotage::is(Fault::ReadPastCheckpoint) { Ok(()) } else { self.check_end() };
         (ended, read)
     }
 
@@ -363,7 +372,7 @@ impl Frozen {
     pub(super) async fn extent(&self, worker: &Worker, offset: u64) -> Result<(u64, bool)> {
         self.check_range(offset, 1)?;
         loop {
-            self.fate.check()?;
+            self.check_end()?;
             let (run, until) = self.run(offset, self.size);
             match run {
                 Run::Zero => return Ok((until - offset, true)),
@@ -371,7 +380,7 @@ impl Frozen {
                 Run::AsItWas => {}
             }
             let extent = Image(self.source.clone()).extent(worker, offset, until - offset).await?;
-            self.fate.check()?;
+            self.check_end()?;
             // What was kept meanwhile may have changed: only what lies before it is known.
             if let (Run::AsItWas, until) = self.run(offset, extent.end().min(until)) {
                 return Ok((until - offset, extent.is_zero()));

@@ -1,7 +1,6 @@
 //! Checkpoints: disks as they are at one moment, to be read while guests go on to write.
 
 mod disk;
-mod fate;
 mod frozen;
 mod moment;
 mod moment_bitmaps;
@@ -11,10 +10,10 @@ mod spill;
 pub use disk::FrozenDisk;
 pub use source::CheckpointSource;
 
+use crate::jobs::fate::Fate;
 use crate::node::Node;
 use crate::qcow2::bitmaps::BackupEnd;
 use crate::{Error, ErrorKind, Image, Result};
-use fate::Fate;
 use frozen::Frozen;
 use moment::while_all_alone;
 use moment_bitmaps::MomentBitmaps;

@@ -9,10 +9,11 @@ use crate::before_change::HookOf;
 use crate::compress::Bursts;
 use crate::image::Clusters;
 use crate::jobs::convert::TargetClusters;
+use crate::jobs::fate::Fate;
 use crate::jobs::pace::{Kind, Pace};
 use crate::node::Node;
 use crate::qcow2::bitmaps::{BackupEnd, Bits};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, WaitList};
 use crate::{Durability, Error, ErrorKind, Image, Result, ZeroMode};
 use futures_util::future::join;
@@ -62,8 +63,7 @@ pub(super) struct CopyBeforeWrite {
     /// Bytes that were copied because a guest was about to change them.
     for_guests: AtomicU64,
     frozen: Option<FrozenBitmap>,
-    failure: Mutex<Option<Error>>,
-    has_ended: AtomicBool,
+    fate: Fate,
 }
 
 impl std::fmt::Debug for CopyBeforeWrite {
@@ -199,8 +199,7 @@ impl CopyBeforeWrite {
             chunks: Mutex::new(chunks),
             done: AtomicU64::new(done),
             for_guests: AtomicU64::new(0),
-            failure: Mutex::new(None),
-            has_ended: AtomicBool::new(false),
+            fate: Fate::default(),
         });
         node.before_change.set(HookOf::Backup, copy.clone(), |copy, worker, range| {
             Box::pin(async move { copy.protect(&worker, range).await })
@@ -225,7 +224,12 @@ impl CopyBeforeWrite {
 
     /// Lets requests go without copying from now on.
     pub(super) fn end(&self) {
-        self.has_ended.store(true, Release);
+        self.fate.end();
+        self.let_go();
+    }
+
+    /// Takes its hook away from the image, and wakes who waits for a chunk.
+    fn let_go(&self) {
         self.source.before_change.clear(self);
         let waiting = self.chunks().waiting.take();
         waiting.wake();
@@ -246,17 +250,17 @@ impl CopyBeforeWrite {
 
     /// Why the copy can't become whole.
     pub(super) fn failure(&self) -> Option<Error> {
-        self.failure.lock().clone()
+        self.fate.failure()
     }
 
     /// Ends it because it can't become whole.
     pub(super) fn fail(&self, error: Error) {
-        self.failure.lock().get_or_insert(error);
-        self.end();
+        self.fate.fail(error);
+        self.let_go();
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Acquire)
+        self.fate.has_ended()
     }
 
     /// Bytes that are dealt with.
@@ -280,7 +284,11 @@ impl CopyBeforeWrite {
             return Ok(());
         }
         for chunk in range.start / self.chunk..end.div_ceil(self.chunk) {
-            match self.copy_chunk(worker, chunk, CopyFor::Guest).await {
+            // After the end, it does not wait for a target that does not answer.
+            let Some(copied) = self.fate.or(self.copy_chunk(worker, chunk, CopyFor::Guest)).await else {
+                return Ok(());
+            };
+            match copied {
                 Ok(0) => {}
                 // Nobody wants it any more.
                 Err(_) if self.has_ended() => return Ok(()),

@@ -11,10 +11,12 @@ use super::convert::TargetClusters;
 use super::pace::{Pace, Speed};
 use super::pipeline;
 use super::queue::Queue;
-use crate::progress::{JobControl, Phase, Tracker};
+use crate::progress::{JobControl, NAP, Phase, Tracker};
 pub use crate::qcow2::bitmaps::BackupEnd;
 use crate::{Error, ErrorKind, Format, Image, Result};
 use copy_before_write::{CopyBeforeWrite, CopyFor, CopySetup};
+use futures_util::future::{Either, select};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use zebu_storage::{CacheUse, Worker};
@@ -182,7 +184,12 @@ impl LiveBackup {
             }
         };
         let walk = async |queue: &Queue<u64>| self.walk(worker, &tracker, queue).await;
-        pipeline::run(worker, self.options.requests, mover, walk).await;
+        let copying = pin!(pipeline::run(worker, self.options.requests, mover, walk));
+        let ending = pin!(self.until_end(worker, &tracker));
+        // Guests are let go at once; the requests that are in flight come to their end.
+        if let Either::Right(((), copying)) = select(copying, ending).await {
+            copying.await;
+        }
         let stopped = self.has_stopped(&tracker);
         let failure = self.copy.failure();
         self.copy.end();
@@ -215,6 +222,13 @@ impl LiveBackup {
                 }
                 Err(error) => self.copy.fail(error),
             }
+        }
+    }
+
+    /// Waits until it is cancelled or fails, however long its target takes to answer.
+    async fn until_end(&self, worker: &Worker, tracker: &Tracker) {
+        while !self.has_stopped(tracker) {
+            worker.sleep(NAP).await;
         }
     }
 
