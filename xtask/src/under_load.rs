@@ -13,19 +13,27 @@ const LOAD: usize = 30;
 const WRITTEN: usize = 64;
 
 /// Runs the watched tests so many times, each time another tenth, then all tests of `tests` once, beside a writer to the disk and
-/// a thread for each processor that never gives it up.
+/// a thread for each processor that never gives it up. A round that fails ends none of the others.
 pub(crate) fn command(tests: Tests, rounds: u64) -> Outcome {
     let spinners = std::thread::available_parallelism().map_or(1, usize::from);
     let at_once = LOAD.saturating_sub(spinners + 1).max(1);
     println!("{spinners} busy threads, a writer, {at_once} tests at once");
     let busy = Busy::new(at_once)?;
     beside_load(spinners, || {
+        let mut failed = Vec::new();
+        let mut note = |what: String, outcome: Outcome| {
+            let said = if outcome.is_ok() { "passed" } else { "failed" };
+            println!("== {what}: {said}");
+            failed.extend(outcome.is_err().then_some(what));
+        };
         for round in 0..rounds {
-            println!("== watched tests, round {} of {rounds}", round + 1);
-            Tests { tenth: Tenth::One(round % 10), ..tests }.watched(&busy)?;
+            let what = format!("watched tests, round {} of {rounds}", round + 1);
+            println!("== {what}");
+            note(what, Tests { tenth: Tenth::One(round % 10), ..tests }.watched(&busy));
         }
         println!("== all tests");
-        tests.all_of(&busy)
+        note("all tests".to_owned(), tests.all_of(&busy));
+        if failed.is_empty() { Ok(()) } else { Err(format!("failed under load: {}", failed.join("; "))) }
     })
 }
 
