@@ -14,14 +14,13 @@ use zebu::{DetachedQueue, Disk};
 use zebu_disks::Context;
 use zebu_storage::ForkMark;
 
-/// The last number that was given out, of a disk or a queue.
-static LAST: AtomicUsize = AtomicUsize::new(0);
-
 /// The table of this process, or of the one that it was forked from.
 static OPEN: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 
 struct Table {
     made_in: ForkMark,
+    /// The last number that was given out, of a disk or a queue. A child goes on from that of its parent.
+    last: AtomicUsize,
     disks: RwLock<HashMap<usize, Named>>,
     queues: Mutex<HashMap<usize, DetachedQueue>>,
 }
@@ -37,7 +36,7 @@ const _: fn(&Table) -> &(dyn Sync + 'static) = |table| table;
 
 /// A number that nothing had before.
 fn new_number() -> usize {
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
+    table().last.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// A handle for a number.
@@ -55,10 +54,17 @@ fn table() -> &'static Table {
         let found = OPEN.load(Ordering::Acquire);
         // SAFETY: NULL, or a table that was put there below, and none is ever freed.
         let present = unsafe { found.as_ref() };
-        if let Some(table) = present.filter(|table| table.made_in.is_here()) {
-            return table;
-        }
-        let new = Table { made_in: ForkMark::here(), disks: RwLock::default(), queues: Mutex::default() };
+        let last = match present {
+            Some(table) if table.made_in.is_here() => return table,
+            Some(parents) => parents.last.load(Ordering::Relaxed),
+            None => 0,
+        };
+        let new = Table {
+            made_in: ForkMark::here(),
+            last: last.into(),
+            disks: RwLock::default(),
+            queues: Mutex::default(),
+        };
         let new = Box::into_raw(Box::new(new));
         if OPEN.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: it is from above, and nobody else has seen it.
