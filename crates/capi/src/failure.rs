@@ -1,15 +1,10 @@
 //! Failures: an errno for the caller, and words for `zebu_error`.
 
-use std::cell::RefCell;
+use crate::of_thread;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use zebu::{Error, ErrorKind};
 use zebu_disks::DiskError;
-
-thread_local! {
-    /// The words of the last failure on this thread.
-    static SAID: RefCell<CString> = RefCell::default();
-}
 
 /// A call that failed.
 #[derive(Debug)]
@@ -67,8 +62,7 @@ pub(crate) fn text_of_c(words: String) -> CString {
 
 /// Makes `words` what `zebu_error` returns on this thread.
 pub(crate) fn say(words: String) {
-    // A thread that is ending has no place for them, and nobody who asks.
-    let _ = SAID.try_with(|said| *said.borrow_mut() = text_of_c(words));
+    of_thread::say(text_of_c(words));
 }
 
 /// Does what a function is called for. A panic goes no further than this.
@@ -108,5 +102,5 @@ fn set_errno(errno: c_int) {
 /// The words of the last failure on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn zebu_error() -> *const c_char {
-    SAID.try_with(|said| said.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    of_thread::said()
 }

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod failure;
 mod handles;
 pub mod job;
+mod of_thread;
 mod options;
 pub mod queue;
 #[cfg(test)]

@@ -4,15 +4,12 @@ use crate::arguments::{buffers, options};
 use crate::disk::{ZebuDisk, durability, zero_mode};
 use crate::failure::{Failure, Outcome, answer, answer_long, handle, text_of_c};
 use crate::handles::{self, no_handle};
+use crate::of_thread::{Held, with_queues};
 use crate::options::queueing;
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::time::Duration;
-use zebu::{Completion, Queue, Request};
-use zebu_storage::ForkMark;
+use zebu::{Completion, Request};
 
 /// A queue, behind a handle.
 #[repr(C)]
@@ -29,24 +26,9 @@ pub struct ZebuCompletion {
     reserved: i32,
 }
 
-/// A queue, and what its next poll begins with.
-struct Held {
-    queue: Queue,
-    made_in: ForkMark,
-    /// Completions that the last poll had no room for.
-    left: VecDeque<Completion>,
-    /// Words of the failures that the last poll told of.
-    words: Vec<CString>,
-}
-
-thread_local! {
-    /// The queues of this thread.
-    static HELD: RefCell<HashMap<usize, Held>> = RefCell::default();
-}
-
 /// Does `work` with a queue of this thread, which it is from the first time on.
 fn with<T>(queue: *mut ZebuQueue, work: impl FnOnce(&mut Held) -> Outcome<T>) -> Outcome<T> {
-    HELD.with_borrow_mut(|all| {
+    with_queues(|all| {
         if !all.contains_key(&queue.addr())
             && let Some(detached) = handles::take_queue(queue)
         {
@@ -101,7 +83,7 @@ pub extern "C" fn zebu_queue_free(queue: *mut ZebuQueue) -> c_int {
     answer(|| {
         with(queue, |_| Ok(()))?;
         // Its end is not within the borrow.
-        let removed = HELD.with_borrow_mut(|all| all.remove(&queue.addr()));
+        let removed = with_queues(|all| all.remove(&queue.addr()));
         drop(removed);
         Ok(0)
     })
@@ -223,47 +205,19 @@ pub extern "C" fn zebu_queue_start(queue: *mut ZebuQueue) -> c_int {
     })
 }
 
-impl Held {
-    fn new(queue: Queue) -> Self {
-        Self { queue, made_in: ForkMark::here(), left: VecDeque::new(), words: Vec::new() }
-    }
-
-    /// Has the descriptor say that there are completions.
-    fn show_what_is_left(&self) {
-        if !self.left.is_empty() {
-            self.queue.worker().show();
+/// A completion as C has it. Its words live as long as `words`.
+fn told(words: &mut Vec<CString>, completion: Completion) -> ZebuCompletion {
+    let (error, result) = match completion.result {
+        Ok(()) => (ptr::null(), 0),
+        Err(error) => {
+            let failure = Failure::from(error);
+            let text = text_of_c(failure.message);
+            let error = text.as_ptr();
+            words.push(text);
+            (error, -failure.errno)
         }
-    }
-
-    fn poll(&mut self, most: usize, timeout: c_int) -> Vec<Completion> {
-        let mut done = Vec::new();
-        if self.left.is_empty() {
-            let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-            self.queue.wait(&mut done, timeout);
-        } else {
-            // The caller may have read from the descriptor what the ring said meanwhile.
-            self.queue.poll(&mut done);
-        }
-        self.left.extend(done);
-        let told = self.left.drain(..most.min(self.left.len())).collect();
-        self.show_what_is_left();
-        told
-    }
-
-    /// A completion as C has it. Its words live as long as `self.words`.
-    fn told(&mut self, completion: Completion) -> ZebuCompletion {
-        let (error, result) = match completion.result {
-            Ok(()) => (ptr::null(), 0),
-            Err(error) => {
-                let failure = Failure::from(error);
-                let words = text_of_c(failure.message);
-                let error = words.as_ptr();
-                self.words.push(words);
-                (error, -failure.errno)
-            }
-        };
-        ZebuCompletion { user_data: completion.user_data, error, result, reserved: 0 }
-    }
+    };
+    ZebuCompletion { user_data: completion.user_data, error, result, reserved: 0 }
 }
 
 /// Stores what has ended, and waits for it if that is asked for.
@@ -287,7 +241,7 @@ pub unsafe extern "C" fn zebu_queue_poll(
             let ended = held.poll(most, timeout);
             let count = ended.len();
             for (place, completion) in ended.into_iter().enumerate() {
-                let told = held.told(completion);
+                let told = told(&mut held.words, completion);
                 // SAFETY: by the caller's word there is room for `max`, and there are no more than that.
                 unsafe { completions.add(place).write(told) };
             }
