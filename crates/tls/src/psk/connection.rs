@@ -1,7 +1,7 @@
 //! One connection.
 
 use super::PskError;
-use super::context::{Context, Secrets, refusal};
+use super::context::{Context, Secrets};
 use super::openssl::{Bio, SSL_ERROR_WANT_READ, SSL_ERROR_ZERO_RETURN, Ssl};
 use crate::session::{MAX_UNSENT, TlsError};
 use std::ffi::c_int;
@@ -124,15 +124,10 @@ impl Connection {
             return Ok(());
         }
         let ssl = self.context.ssl;
-        // That of another session of this thread, which took a later identity.
-        drop(refusal());
-        // SAFETY: the session is valid.
-        let result = unsafe {
-            (ssl.ERR_clear_error)();
-            (ssl.SSL_do_handshake)(self.pointer)
-        };
+        // SAFETY: the session is valid, and of this context.
+        let step = unsafe { self.context.handshake(self.pointer) };
         self.collect();
-        if result == 1 {
+        if step.result == 1 {
             // SAFETY: as above. A session with a key from outside counts as one that goes on (RFC 8446, section 2.2).
             if unsafe { (ssl.SSL_session_reused)(self.pointer) } != 1 {
                 return Err(self.fail("the peer did not use the key".to_owned()));
@@ -140,10 +135,14 @@ impl Connection {
             self.is_handshaking = false;
             return Ok(());
         }
-        if self.error_of(result) == SSL_ERROR_WANT_READ {
+        if self.error_of(step.result) == SSL_ERROR_WANT_READ {
             return Ok(());
         }
-        let reason = refusal().unwrap_or_else(|| ssl.reason());
+        let reason = if step.is_refused {
+            "there is no key of the user that the client names".to_owned()
+        } else {
+            ssl.reason()
+        };
         Err(self.fail(reason))
     }
 

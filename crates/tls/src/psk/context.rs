@@ -8,14 +8,14 @@ use super::openssl::{
     SSL_VERIFY_PEER, Ssl, SslCtx, TLS1_3_VERSION,
 };
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::fmt;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// Suites whose hash is SHA-256: that of a key from outside (RFC 8446, section 4.2.11).
 const SUITES: &CStr = c"TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
-/// The place of a program's own data, which OpenSSL leaves to it.
+/// The place of a program's own data, which OpenSSL leaves to it, in contexts and in sessions.
 const APP_DATA: i32 = 0;
 
 /// Keys of one end.
@@ -23,6 +23,14 @@ pub(super) enum Secrets {
     Server(Keys),
     /// The identity and its key.
     Client(CString, Zeroizing<Vec<u8>>),
+}
+
+/// A step of a handshake that has ended.
+pub(super) struct Step {
+    /// As `SSL_do_handshake` gave it.
+    pub(super) result: c_int,
+    /// Whether the client has named an identity without a key.
+    pub(super) is_refused: bool,
 }
 
 /// An `SSL_CTX`, and the keys that its callbacks look up.
@@ -89,6 +97,24 @@ impl Context {
         }
         is_set
     }
+
+    /// Goes on with the handshake of a session.
+    ///
+    /// # Safety
+    /// `session` must be of this context, and valid.
+    pub(super) unsafe fn handshake(&self, session: *mut Ssl) -> Step {
+        let ssl = self.ssl;
+        let is_refused = Cell::new(false);
+        // SAFETY: the session is valid, and has the place of the note only while that is there.
+        let result = unsafe {
+            (ssl.ERR_clear_error)();
+            (ssl.SSL_set_ex_data)(session, APP_DATA, (&raw const is_refused).cast_mut().cast());
+            let result = (ssl.SSL_do_handshake)(session);
+            (ssl.SSL_set_ex_data)(session, APP_DATA, std::ptr::null_mut());
+            result
+        };
+        Step { result, is_refused: is_refused.get() }
+    }
 }
 
 impl Drop for Context {
@@ -96,16 +122,6 @@ impl Drop for Context {
         // SAFETY: it was made by `SSL_CTX_new`, and each connection keeps its context alive.
         unsafe { (self.ssl.SSL_CTX_free)(self.pointer) }
     }
-}
-
-thread_local! {
-    /// Whether the step of a handshake that this thread takes has met an identity without a key.
-    static REFUSED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The reason for which [`server_key`] has refused a client on this thread, once.
-pub(super) fn refusal() -> Option<String> {
-    REFUSED.take().then(|| "there is no key of the user that the client names".to_owned())
 }
 
 /// Looks the secrets of a session's context up.
@@ -116,6 +132,19 @@ unsafe fn secrets<'a>(session: *mut Ssl) -> Option<&'a Secrets> {
     let ssl = OpenSsl::get().ok()?;
     // SAFETY: the context of a session lives as long as it, and its data is what `set_up` has put there.
     unsafe { (ssl.SSL_CTX_get_ex_data)((ssl.SSL_get_SSL_CTX)(session), APP_DATA).cast::<Secrets>().as_ref() }
+}
+
+/// Notes, in the step of a session's handshake, that its client has named an identity without a key.
+///
+/// # Safety
+/// `session` must be of a [`Context`] that is alive.
+unsafe fn note_refusal(session: *mut Ssl) {
+    let Ok(ssl) = OpenSsl::get() else { return };
+    // SAFETY: the data of a session is NULL, or what `handshake` has put there, which goes on.
+    let noted = unsafe { (ssl.SSL_get_ex_data)(session, APP_DATA).cast::<Cell<bool>>().as_ref() };
+    if let Some(is_refused) = noted {
+        is_refused.set(true);
+    }
 }
 
 /// Copies `bytes` to where OpenSSL wants them; false if there is no room.
@@ -147,7 +176,7 @@ unsafe extern "C" fn server_key(
         match keys.get(CStr::from_ptr(identity).to_bytes()) {
             Some(found) if copy(found, key, room) => found.len() as c_uint,
             _ => {
-                REFUSED.set(true);
+                note_refusal(session);
                 0
             }
         }

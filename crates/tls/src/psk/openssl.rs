@@ -90,6 +90,8 @@ functions! {
     SSL_set_bio(*mut Ssl, *mut Bio, *mut Bio);
     SSL_set_connect_state(*mut Ssl);
     SSL_set_accept_state(*mut Ssl);
+    SSL_set_ex_data(*mut Ssl, c_int, *mut c_void) -> c_int;
+    SSL_get_ex_data(*const Ssl, c_int) -> *mut c_void;
     SSL_do_handshake(*mut Ssl) -> c_int;
     SSL_session_reused(*const Ssl) -> c_int;
     SSL_read(*mut Ssl, *mut c_void, c_int) -> c_int;
