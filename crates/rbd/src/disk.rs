@@ -1,7 +1,7 @@
 //! An image as a storage.
 
 use crate::error::RbdError;
-use crate::ffi::{Call, is_in_callback};
+use crate::ffi::Call;
 use crate::jobs::{self, Job};
 use crate::name::RbdName;
 use crate::open::{self, Existence};
@@ -114,7 +114,7 @@ impl RbdDisk {
         let jobs = self.jobs.lock().take();
         let is_first = jobs.is_some();
         drop(jobs);
-        if is_first && !is_in_callback() {
+        if is_first && !self.shared.image.is_calling_back() {
             let closed = self.closed.lock();
             let patience = self.shared.pending.at_most(self.shared.timeout * STEPS_OF_CLOSING);
             let _ = closed.recv_timeout(patience);

@@ -1,7 +1,7 @@
 //! State that a disk, its threads and its requests share.
 
 use crate::extents::KnownRuns;
-use crate::ffi::{Call, Facts, Image, Library, Request};
+use crate::ffi::{Call, Facts, Image, Library};
 use crate::name::RbdName;
 use crate::open::{self, Opened};
 use crate::pending::{Kind, Pending, Ticket};
@@ -104,7 +104,7 @@ impl Shared {
             self.runs.change();
         }
         let shared = Arc::clone(self);
-        let request = Request::new(self.library, data, move |data, result| {
+        self.image.start(call, data, move |data, result| {
             if is_change {
                 // What was looked up meanwhile may not know of it.
                 shared.runs.change();
@@ -119,7 +119,6 @@ impl Shared {
                 done.finish(result);
             }
         });
-        self.image.start(call, request);
     }
 
     fn answer(&self, call: Call, len: u64, result: Result<u64, i32>) -> Result<StorageDone, i32> {

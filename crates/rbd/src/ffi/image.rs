@@ -3,10 +3,11 @@
 use super::cluster::Pool;
 use super::library::{Handle, ImageInfo, Library};
 use super::{checked, done, text};
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::thread::{self, ThreadId};
 use zebu_storage::sync::Mutex;
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
@@ -21,6 +22,7 @@ pub(crate) struct Image {
     handle: AtomicPtr<c_void>,
     /// None once it is closed.
     pool: Mutex<Option<Pool>>,
+    callbacks: Arc<Callbacks>,
 }
 
 /// Facts about an image that do not change, and its size.
@@ -74,20 +76,28 @@ pub(crate) enum Call {
 type End = Box<dyn FnOnce(Vec<u8>, Result<u64, i32>) + Send>;
 
 /// A request, which owns its memory until librbd is done with it.
-pub(crate) struct Request {
+struct Request {
     data: Vec<u8>,
     end: End,
     library: &'static Library,
+    callbacks: Arc<Callbacks>,
 }
 
-thread_local! {
-    /// Whether this thread is one of librbd's, in a callback.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
+/// The threads of librbd's that are in callbacks of an image now.
+#[derive(Default)]
+struct Callbacks(Mutex<Vec<ThreadId>>);
 
-/// Whether the calling thread is one that librbd needs to end requests: it must not wait for any.
-pub(crate) fn is_in_callback() -> bool {
-    IN_CALLBACK.get()
+impl Callbacks {
+    /// Does `work` as part of a callback.
+    fn during(&self, work: impl FnOnce()) {
+        let thread = thread::current().id();
+        self.0.lock().push(thread);
+        work();
+        let mut threads = self.0.lock();
+        if let Some(at) = threads.iter().position(|other| *other == thread) {
+            threads.swap_remove(at);
+        }
+    }
 }
 
 impl Image {
@@ -101,7 +111,12 @@ impl Image {
         match Self::open_handle(&pool, name, snapshot, is_writable) {
             Ok(handle) => {
                 let library = pool.library();
-                Ok(Self { library, handle: AtomicPtr::new(handle), pool: Mutex::new(Some(pool)) })
+                Ok(Self {
+                    library,
+                    handle: AtomicPtr::new(handle),
+                    pool: Mutex::new(Some(pool)),
+                    callbacks: Arc::default(),
+                })
             }
             Err(errno) => Err((pool, errno)),
         }
@@ -201,8 +216,21 @@ impl Image {
         Ok(runs)
     }
 
-    /// Hands a request to librbd. Its end comes from any thread, perhaps before this returns.
-    pub(crate) fn start(&self, call: Call, mut request: Request) {
+    /// Whether the calling thread is one that librbd needs to end requests of the image: it must not wait for any.
+    pub(crate) fn is_calling_back(&self) -> bool {
+        self.callbacks.0.lock().contains(&thread::current().id())
+    }
+
+    /// Hands a request to librbd, with what is written, or the place for what is read. `end` is called once, on any thread,
+    /// perhaps before this returns.
+    pub(crate) fn start(
+        &self,
+        call: Call,
+        data: Vec<u8>,
+        end: impl FnOnce(Vec<u8>, Result<u64, i32>) + Send + 'static,
+    ) {
+        let callbacks = Arc::clone(&self.callbacks);
+        let mut request = Request { data, end: Box::new(end), library: self.library, callbacks };
         let handle = self.handle();
         if handle.is_null() {
             return request.end_with(Err(libc::ESHUTDOWN));
@@ -274,21 +302,11 @@ unsafe extern "C" fn ended(completion: Handle, argument: *mut c_void) {
         (rbd.rbd_aio_release)(completion);
         value
     };
-    IN_CALLBACK.set(true);
-    request.end_with(checked(value as i64));
-    IN_CALLBACK.set(false);
+    let callbacks = Arc::clone(&request.callbacks);
+    callbacks.during(|| request.end_with(checked(value as i64)));
 }
 
 impl Request {
-    /// A request with this memory: what is written, or the place for what is read. `end` is called once, from any thread.
-    pub(crate) fn new(
-        library: &'static Library,
-        data: Vec<u8>,
-        end: impl FnOnce(Vec<u8>, Result<u64, i32>) + Send + 'static,
-    ) -> Self {
-        Self { data, end: Box::new(end), library }
-    }
-
     fn end_with(self, result: Result<u64, i32>) {
         (self.end)(self.data, result);
     }

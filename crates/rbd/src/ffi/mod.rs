@@ -7,7 +7,7 @@ mod image;
 mod library;
 
 pub(crate) use cluster::{Cluster, Pool};
-pub(crate) use image::{Call, Facts, Image, Request, Run, is_in_callback};
+pub(crate) use image::{Call, Facts, Image, Run};
 pub(crate) use library::{Library, NoLibrary};
 
 use std::ffi::{CString, c_int};
