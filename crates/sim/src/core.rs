@@ -9,13 +9,14 @@ use crate::fault::{FailedEffect, Fault, FaultPlan};
 use crate::log::{LogEvent, LogKeep, SimLog};
 use crate::op::{FileNumber, OpFilter, OpInfo, OpNumber, SimOp};
 use crate::rng::SimRng;
-use crate::sim_file;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_storage::simulated::{Completion, Job, OpDone, OpId, OpKind, OpRequest};
+use zebu_storage::sync::Mutex;
 use zebu_storage::{Alignment, File, FileExtent, Worker};
 
 /// Names a hold: operations that it catches can't take effect before it is released.
@@ -70,7 +71,8 @@ pub enum Waiting {
 pub(crate) struct Core {
     pub(crate) world: u64,
     pub(crate) now: Duration,
-    pub(crate) disk: Rc<RefCell<DiskState>>,
+    /// Its files, which may be on other threads, ask it how much of it they take.
+    pub(crate) disk: Arc<Mutex<DiskState>>,
     pub(crate) log: SimLog,
     pub(crate) plan: FaultPlan,
     names: Vec<Rc<str>>,
@@ -99,12 +101,10 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(rng: SimRng, keep: LogKeep, splits: u32) -> Self {
         let world = zebu_storage::fresh_number();
-        let disk = Rc::new(RefCell::new(DiskState::default()));
-        sim_file::register(world, &disk);
         Self {
             world,
             now: Duration::ZERO,
-            disk,
+            disk: Arc::default(),
             log: SimLog::new(keep),
             plan: FaultPlan::none(),
             names: Vec::new(),
@@ -126,7 +126,7 @@ impl Core {
     }
 
     pub(crate) fn record(&mut self, event: LogEvent) {
-        self.disk.borrow_mut().follow(&event);
+        self.disk.lock().follow(&event);
         self.log.push(event);
     }
 
@@ -356,14 +356,14 @@ impl Core {
         let op = pending.info.op;
         match &pending.what {
             SimOp::Read { offset, .. } => {
-                let disk = self.disk.borrow();
+                let disk = self.disk.lock();
                 let bytes = disk.files[pending.file.0].volatile.bytes(range.clone());
                 pending.request.bufs.copy_from((range.start - offset) as usize, &bytes);
                 OpDone::Done
             }
             SimOp::Flush => OpDone::Done,
             SimOp::ExtentAt { offset } => {
-                let disk = self.disk.borrow();
+                let disk = self.disk.lock();
                 // At the end, because the file was cut meanwhile: as lseek(2)'s ENXIO is told.
                 let (len, hole) =
                     disk.files[pending.file.0].volatile.run_at(*offset).unwrap_or((u64::MAX - offset, true));
@@ -374,7 +374,7 @@ impl Core {
                     Some(Fault::Split { bytes }) => bytes,
                     _ => u64::MAX,
                 };
-                let end = self.disk.borrow().files[source.0].volatile.len();
+                let end = self.disk.lock().files[source.0].volatile.len();
                 let copied = (*len).min(end.saturating_sub(*source_offset)).min(limit);
                 self.record(LogEvent::Applied { op, range: range.start..range.start + copied });
                 OpDone::Copied(copied)
@@ -424,7 +424,7 @@ impl Core {
             return;
         };
         let fits = {
-            let disk = self.disk.borrow();
+            let disk = self.disk.lock();
             let content = &disk.files[pending.file.0].volatile;
             let room = space.saturating_sub(content.disk_usage());
             let whole = pending.info.range.end.min(content.len());
@@ -443,8 +443,8 @@ impl Core {
     fn admit(&mut self, pending: &Pending) -> Result<(), i32> {
         let limits = self.limits[pending.file.0];
         let range = &pending.info.range;
-        let disk = Rc::clone(&self.disk);
-        let disk = disk.borrow();
+        let disk = Arc::clone(&self.disk);
+        let disk = disk.lock();
         let content = &disk.files[pending.file.0].volatile;
         let source = |number: &FileNumber| disk.files.get(number.0).map(|f| &f.volatile);
         match &pending.what {

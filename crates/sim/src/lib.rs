@@ -23,7 +23,6 @@ mod op;
 mod ranges;
 mod rng;
 mod sim_disk;
-mod sim_file;
 mod world;
 
 pub use content::{BLOCK, Content, Space};

@@ -6,10 +6,10 @@ use crate::crash::{CrashOptions, CrashStates, Possible};
 use crate::fault::{FaultPlan, FaultRule};
 use crate::log::{LogEvent, SimLog};
 use crate::op::{FileNumber, OpFilter, OpInfo};
-use crate::sim_file::disk_usage;
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use zebu_storage::simulated::{FileFacts, SimulatedFile};
 use zebu_storage::{Access, Alignment, File, FileId, FileKind, FsKind};
@@ -117,7 +117,7 @@ impl SimDisk {
         assert!(core.find(name).is_none(), "a second file {name:?}");
         let len = content.len();
         let number = core.add_file(name, content, config.limits());
-        open_handle(core.world, number, name, len, &config)
+        open_handle(&core, number, name, len, &config)
     }
 
     /// Opens a file once more, with another configuration. The new handle knows nothing of failed flushes and
@@ -126,15 +126,15 @@ impl SimDisk {
         let mut core = self.core.borrow_mut();
         let number = core.find(name)?;
         *core.limits_mut(number) = config.limits();
-        let len = core.disk.borrow().files[number.0].volatile.len();
-        Some(open_handle(core.world, number, name, len, &config))
+        let len = core.disk.lock().files[number.0].volatile.len();
+        Some(open_handle(&core, number, name, len, &config))
     }
 
     /// The content of the file, as reads would see it now.
     pub fn content(&self, name: &str) -> Option<Content> {
         let core = self.core.borrow();
         let number = core.find(name)?;
-        let content = core.disk.borrow().files[number.0].volatile.clone();
+        let content = core.disk.lock().files[number.0].volatile.clone();
         Some(content)
     }
 
@@ -205,19 +205,19 @@ impl SimDisk {
 
     /// The possible contents of each sector of the file `name` if the power fails now.
     pub fn possible(&self, name: &str) -> Option<Possible> {
-        Possible::of(&self.core.borrow().disk.borrow(), name)
+        Possible::of(&self.core.borrow().disk.lock(), name)
     }
 
     /// The possible contents of the files if the power fails now.
     pub fn crash_states(&self, options: &CrashOptions) -> CrashStates {
-        CrashStates::new(&self.core.borrow().disk.borrow(), options)
+        CrashStates::new(&self.core.borrow().disk.lock(), options)
     }
 }
 
-fn open_handle(world: u64, number: FileNumber, name: &str, len: u64, config: &SimFileConfig) -> File {
+fn open_handle(core: &Core, number: FileNumber, name: &str, len: u64, config: &SimFileConfig) -> File {
     let facts = FileFacts {
         path: PathBuf::from(name),
-        id: FileId { dev: u64::MAX - world, ino: number.0 as u64 + 1 },
+        id: FileId { dev: u64::MAX - core.world, ino: number.0 as u64 + 1 },
         kind: config.kind,
         fs: config.fs,
         access: config.access,
@@ -226,5 +226,13 @@ fn open_handle(world: u64, number: FileNumber, name: &str, len: u64, config: &Si
         alignment: config.alignment(),
         len,
     };
-    File::simulated(facts, SimulatedFile { world, number: number.0, disk_usage })
+    let disk = Arc::downgrade(&core.disk);
+    let disk_usage = move || {
+        // The world may be gone.
+        let disk = disk.upgrade().ok_or(libc::EBADF)?;
+        let disk = disk.lock();
+        Ok(disk.files.get(number.0).ok_or(libc::EBADF)?.volatile.disk_usage())
+    };
+    let at = SimulatedFile { world: core.world, number: number.0, disk_usage: Box::new(disk_usage) };
+    File::simulated(facts, at)
 }

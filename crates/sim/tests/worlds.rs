@@ -74,6 +74,16 @@ fn every_operation_does_what_its_name_says() {
     assert_eq!(copy.bytes(8192..12_288), world.content(FILE).unwrap().bytes(4096..8192));
 }
 
+#[test]
+fn a_file_says_on_any_thread_what_it_takes_as_long_as_its_world_is_there() {
+    let (world, worker, file) = world(1);
+    world.block_on(write(&worker, &file, 0, 7, 4096)).unwrap().unwrap();
+    let ask = |file: &File| std::thread::scope(|scope| scope.spawn(|| file.disk_usage()).join().unwrap());
+    assert_eq!(ask(&file).unwrap(), 4096);
+    drop((worker, world));
+    assert_eq!(ask(&file).unwrap_err().kind, IoErrorKind::Os(libc::EBADF));
+}
+
 /// A few tasks on two workers that write, read, flush and wait; what they saw goes into a list.
 fn busy_run(seed: u64, faults: FaultRates) -> (Vec<u8>, u64, Vec<u64>) {
     let world = SimWorld::new(seed);

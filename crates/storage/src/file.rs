@@ -260,7 +260,7 @@ impl File {
                 os.disk_usage().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
             FileInner::Sim(sim) => {
-                (sim.disk_usage)(**sim).map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
+                (sim.disk_usage)().map_err(|errno| self.error(Op::Seek, IoErrorKind::Os(errno)))
             }
             // As of a block device: whoever has the bytes knows.
             FileInner::Foreign(_) => Ok(0),
@@ -436,12 +436,7 @@ impl File {
 
     /// Its place in a simulated world, if it has one.
     #[doc(hidden)]
-    pub fn in_simulation(&self) -> Option<SimulatedFile> {
-        self.simulated_file().copied()
-    }
-
-    /// Its place in a simulated world, if it has one.
-    pub(crate) fn simulated_file(&self) -> Option<&SimulatedFile> {
+    pub fn in_simulation(&self) -> Option<&SimulatedFile> {
         match &self.state.inner {
             FileInner::Os(_) | FileInner::Foreign(_) => None,
             FileInner::Sim(sim) => Some(sim),

@@ -1,12 +1,11 @@
 //! A file of a simulated world.
 
-/// A file of a simulated world: plain numbers, because a file may be sent to other threads and a world may not.
-#[derive(Clone, Copy)]
+/// A file of a simulated world. It may be sent to other threads, and a world may not.
 pub struct SimulatedFile {
     /// The world, among those of this process.
     pub world: u64,
     /// The file, among those of its world.
     pub number: usize,
-    /// Bytes of simulated disk in use, or an errno.
-    pub disk_usage: fn(Self) -> Result<u64, i32>,
+    /// Finds out how many bytes of simulated disk are in use, or an errno.
+    pub disk_usage: Box<dyn Fn() -> Result<u64, i32> + Send + Sync>,
 }
