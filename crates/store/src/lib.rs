@@ -5,7 +5,7 @@
 //!
 //! [`points`] keeps points in time of a disk, as layers and manifests.
 //!
-//! Requests are those of the crate `object_store`. Its futures run on one thread of this crate, and their bytes go through
+//! Requests are those of the crate `object_store`. Its futures run on the thread that waits for them, and their bytes go through
 //! [`zebu_remote::http::HttpClient`]: certificates, proxies and sandboxes are as for web servers.
 
 mod access;

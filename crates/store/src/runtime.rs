@@ -1,47 +1,36 @@
-//! The thread on which the futures of `object_store` run. Nothing else of zebu knows of it.
+//! Waiting for the futures of `object_store`, which want a runtime of `tokio` with timers and threads that may block.
+//! Nothing else of zebu knows of it.
 
 use std::future::Future;
 use std::io;
-use std::sync::mpsc;
-use tokio::runtime::{Builder, Handle};
-use zebu_storage::sync::Mutex;
-
-/// The most threads. A part that is sent takes two, and no upload sends more than [`MOST_PARTS`] at a time.
-const MOST_REQUESTS: usize = 256;
-/// The most parts of an upload in memory.
-pub(crate) const MOST_PARTS: u64 = 16;
-
-static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
-
-/// The runtime, which is started when it is needed first.
-///
-/// # Errors
-/// The system gives no thread.
-pub(crate) fn handle() -> io::Result<Handle> {
-    let mut place = RUNTIME.lock();
-    if let Some(handle) = &*place {
-        return Ok(handle.clone());
-    }
-    let (sender, receiver) = mpsc::channel();
-    let run = move || {
-        let made = Builder::new_current_thread().enable_time().max_blocking_threads(MOST_REQUESTS).build();
-        match made {
-            Ok(runtime) => {
-                let _ = sender.send(Ok(runtime.handle().clone()));
-                runtime.block_on(std::future::pending::<()>());
-            }
-            Err(error) => drop(sender.send(Err(error))),
-        }
-    };
-    std::thread::Builder::new().name("zebu-store".to_owned()).spawn(run)?;
-    let handle = receiver.recv().map_err(|_| io::Error::other("the thread ended at once"))??;
-    Ok(place.insert(handle).clone())
-}
+use tokio::runtime::Builder;
 
 /// Waits for a future on the thread that calls.
 ///
 /// # Errors
-/// As of [`handle`].
+/// The system gives no runtime.
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> io::Result<T> {
-    Ok(handle()?.block_on(future))
+    let runtime = Builder::new_current_thread().enable_time().build()?;
+    let value = runtime.block_on(future);
+    // A request that the future has given up may go on for long.
+    runtime.shutdown_background();
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn a_request_that_is_given_up_is_not_waited_for() {
+        let (end, ended) = channel::<()>();
+        let request = move || drop(ended.recv());
+        let given_up = wait(async {
+            tokio::time::timeout(Duration::from_millis(10), tokio::task::spawn_blocking(request)).await
+        });
+        assert!(given_up.unwrap().is_err());
+        drop(end);
+    }
 }

@@ -199,12 +199,9 @@ impl Shared {
                 }
                 shared.changed.notify_all();
             };
-            match runtime::handle() {
-                Ok(handle) => drop(handle.spawn_blocking(send)),
-                Err(error) => {
-                    self.state.lock().sending -= 1;
-                    self.fail((libc::EAGAIN, error.to_string()));
-                }
+            if let Err(error) = std::thread::Builder::new().name("zebu-store".to_owned()).spawn(send) {
+                self.state.lock().sending -= 1;
+                self.fail((libc::EAGAIN, error.to_string()));
             }
         }
         self.changed.notify_all();

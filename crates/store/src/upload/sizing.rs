@@ -2,7 +2,6 @@
 
 use super::options::Length;
 use super::resume::MARK;
-use crate::runtime::MOST_PARTS;
 
 /// The least bytes of a part that is not the last: S3's.
 const LEAST: u64 = 5 << 20;
@@ -12,6 +11,8 @@ const USUAL: u64 = 8 << 20;
 const STEP: u64 = 1 << 20;
 /// The most bytes of a part: S3's.
 const MOST: u64 = 5 << 30;
+/// The most parts in memory. Each that is sent takes two threads.
+const MOST_PARTS: u64 = 16;
 
 /// Bytes of a part, and how many there are in memory.
 #[derive(Debug, PartialEq, Eq)]
