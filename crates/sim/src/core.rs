@@ -3,7 +3,7 @@
 //! It decides nothing about *when*: the scheduler above it chooses. It calls no foreign code.
 
 use crate::content::BLOCK;
-use crate::counts::Counts;
+use crate::counts::Tally;
 use crate::disk::DiskState;
 use crate::fault::{FailedEffect, Fault, FaultPlan};
 use crate::log::{LogEvent, LogKeep, SimLog};
@@ -74,6 +74,7 @@ pub(crate) struct Core {
     /// Its files, which may be on other threads, ask it how much of it they take.
     pub(crate) disk: Arc<Mutex<DiskState>>,
     pub(crate) log: SimLog,
+    pub(crate) tally: Tally,
     pub(crate) plan: FaultPlan,
     names: Vec<Rc<str>>,
     limits: Vec<FileLimits>,
@@ -106,6 +107,7 @@ impl Core {
             now: Duration::ZERO,
             disk: Arc::default(),
             log: SimLog::new(keep),
+            tally: Tally::default(),
             plan: FaultPlan::none(),
             names: Vec::new(),
             limits: Vec::new(),
@@ -229,7 +231,7 @@ impl Core {
         };
         self.record(LogEvent::Submitted { op, worker, file: number, what: what.clone() });
         let mut fault = self.plan.decide(&info, &mut self.rng);
-        Counts::change(|counts| {
+        self.tally.change(|counts| {
             counts.operations += 1;
             counts.failures += u64::from(matches!(fault, Some(Fault::Fail { .. })));
         });

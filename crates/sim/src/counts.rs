@@ -1,8 +1,10 @@
-//! How much a simulated run did, counted per thread: what a report about it may claim.
+//! How much simulated runs did: what a report about them may claim.
 
-use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use zebu_storage::sync::Mutex;
 
-/// Numbers that only grow while a thread runs simulated worlds.
+/// Numbers that only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests of a guest that a [`crate::GuestModel`] was told of.
@@ -17,36 +19,7 @@ pub struct Counts {
     pub moments: u64,
 }
 
-thread_local! {
-    static COUNTS: Cell<Counts> = const { Cell::new(Counts {
-        requests: 0, operations: 0, failures: 0, crash_states: 0, moments: 0
-    }) };
-}
-
 impl Counts {
-    /// The counts of this thread so far.
-    pub fn now() -> Self {
-        COUNTS.get()
-    }
-
-    /// Changes what this thread counted.
-    pub fn change(change: impl FnOnce(&mut Self)) {
-        let mut counts = COUNTS.get();
-        change(&mut counts);
-        COUNTS.set(counts);
-    }
-
-    /// The difference to `earlier`.
-    pub fn since(self, earlier: Self) -> Self {
-        Self {
-            requests: self.requests - earlier.requests,
-            operations: self.operations - earlier.operations,
-            failures: self.failures - earlier.failures,
-            crash_states: self.crash_states - earlier.crash_states,
-            moments: self.moments - earlier.moments,
-        }
-    }
-
     /// The numbers with their names.
     pub fn named(self) -> [(&'static str, u64); 5] {
         [
@@ -59,38 +32,50 @@ impl Counts {
     }
 }
 
-/// While it lives, nothing that this thread does is counted: a judge's own reading of a crash state is no operation of
-/// the run.
-#[derive(Debug)]
-pub struct Aside(Counts);
+/// The counts of the worlds and models that count in it. Clones have the same counts.
+///
+/// Each world and each model has one of its own at first, so that a judge's own reading of a crash state is no operation of the
+/// run.
+#[derive(Clone, Default)]
+pub struct Tally(Arc<Mutex<Counts>>);
 
-impl Aside {
-    /// Stops the counting.
-    #[allow(clippy::new_without_default, reason = "making one has an effect")]
-    pub fn new() -> Self {
-        Self(Counts::now())
+impl Tally {
+    /// The counts so far.
+    pub fn counts(&self) -> Counts {
+        *self.0.lock()
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.0.lock());
     }
 }
 
-impl Drop for Aside {
-    fn drop(&mut self) {
-        COUNTS.set(self.0);
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.counts().fmt(f)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{CrashOptions, DiscardLeaves, GuestConfig, GuestModel, GuestRequest, SimWorld};
 
     #[test]
-    fn what_is_done_aside_does_not_count() {
-        let start = Counts::now();
-        Counts::change(|c| c.moments += 2);
-        {
-            let _aside = Aside::new();
-            Counts::change(|c| c.operations += 5);
+    fn a_tally_has_what_counts_in_it() {
+        let tally = Tally::default();
+        let (counted, aside) = (SimWorld::new(1), SimWorld::new(1));
+        counted.count_in(&tally);
+        for world in [&counted, &aside] {
+            world.note_moment();
+            assert_eq!(world.crash_states(&CrashOptions::default()).count(), 1);
         }
-        let done = Counts::now().since(start);
-        assert_eq!((done.moments, done.operations), (2, 0));
+        let config = GuestConfig { len: 512, backing_len: 0, discard: DiscardLeaves::Zero };
+        let mut model = GuestModel::new(config);
+        model.begin(GuestRequest::Read);
+        model.count_in(&tally);
+        model.begin(GuestRequest::Flush);
+        let expected = Counts { requests: 1, crash_states: 1, moments: 1, ..Counts::default() };
+        assert_eq!(tally.counts(), expected);
     }
 }

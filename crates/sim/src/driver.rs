@@ -1,6 +1,6 @@
 //! Running a test over many seeds, saying how to repeat the one that failed, and counting what was done.
 
-use crate::counts::Counts;
+use crate::counts::{Counts, Tally};
 use std::env;
 use std::io::Write;
 use std::ops::Range;
@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 /// - `ZEBU_SEED=17`: only that seed, to repeat a failure;
 /// - `ZEBU_SEEDS=5000` or `ZEBU_SEEDS=1000..6000`: these;
 /// - `ZEBU_SECONDS=300`: seeds from the first on, without end, until the time is over;
-/// - `ZEBU_TALLY=path`: a line of JSON is added to that file for each run, with what was counted ([`Counts`]).
+/// - `ZEBU_TALLY=path`: a line of JSON is added to that file when it ends, with what was counted ([`Seeds::tally`]).
 #[derive(Debug, Clone)]
 pub struct Seeds {
     range: Range<u64>,
     limit: Option<Duration>,
+    tally: Tally,
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -40,7 +41,7 @@ impl Seeds {
     /// If an environment variable cannot be understood.
     pub fn new(count: u64) -> Self {
         if let Some(seed) = number("ZEBU_SEED") {
-            return Self { range: seed..seed.saturating_add(1), limit: None };
+            return Self { range: seed..seed.saturating_add(1), limit: None, tally: Tally::default() };
         }
         let range = match env::var("ZEBU_SEEDS") {
             Ok(text) => {
@@ -48,10 +49,14 @@ impl Seeds {
             }
             Err(_) => 0..count,
         };
-        match number("ZEBU_SECONDS") {
-            Some(seconds) => Self { range: range.start..u64::MAX, limit: Some(Duration::from_secs(seconds)) },
-            None => Self { range, limit: None },
-        }
+        let limit = number("ZEBU_SECONDS").map(Duration::from_secs);
+        let range = if limit.is_some() { range.start..u64::MAX } else { range };
+        Self { range, limit, tally: Tally::default() }
+    }
+
+    /// The counts of a run, for the worlds and models that belong to it.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// Calls `test` with each seed; returns how many there were. If `test` panics, the seed and the command that
@@ -66,7 +71,6 @@ impl Seeds {
     /// As [`Seeds::run`], until `test` says that it is enough.
     pub fn run_until(&self, mut test: impl FnMut(u64) -> bool) -> u64 {
         let start = Instant::now();
-        let counted = Counts::now();
         let mut ran = 0;
         for seed in self.range.clone() {
             if self.limit.is_some_and(|limit| start.elapsed() >= limit) {
@@ -75,7 +79,7 @@ impl Seeds {
             match catch_unwind(AssertUnwindSafe(|| test(seed))) {
                 Err(panic) => {
                     eprintln!("seed {seed} failed; to repeat it:\n    {}", replay_command(seed));
-                    tally(ran, Some(seed), Counts::now().since(counted));
+                    write_tally(ran, Some(seed), self.tally.counts());
                     resume_unwind(panic);
                 }
                 Ok(enough) => {
@@ -86,13 +90,13 @@ impl Seeds {
                 }
             }
         }
-        tally(ran, None, Counts::now().since(counted));
+        write_tally(ran, None, self.tally.counts());
         ran
     }
 }
 
 /// Adds what a run counted to the file that the environment names.
-fn tally(seeds: u64, failed: Option<u64>, counts: Counts) {
+fn write_tally(seeds: u64, failed: Option<u64>, counts: Counts) {
     let Some(path) = env::var_os("ZEBU_TALLY") else { return };
     let thread = std::thread::current();
     let test = thread.name().unwrap_or_default();
@@ -162,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_failure_keeps_its_panic_and_names_its_seed() {
-        let seeds = Seeds { range: 0..10, limit: None };
+        let seeds = Seeds { range: 0..10, limit: None, tally: Tally::default() };
         let mut last = 0;
         let failure = catch_unwind(AssertUnwindSafe(|| {
             seeds.run(|seed| {
@@ -195,7 +199,8 @@ mod tests {
 
     #[test]
     fn time_ends_an_endless_range() {
-        let seeds = Seeds { range: 7..u64::MAX, limit: Some(Duration::from_millis(20)) };
+        let limit = Some(Duration::from_millis(20));
+        let seeds = Seeds { range: 7..u64::MAX, limit, tally: Tally::default() };
         assert!(seeds.run(|seed| assert!(seed >= 7)) > 0);
     }
 }

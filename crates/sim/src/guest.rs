@@ -1,6 +1,6 @@
 //! The content that a guest is entitled to find on its virtual disk: now, and after a crash.
 
-use crate::counts::Counts;
+use crate::counts::Tally;
 use crate::guest_history::{Entries, Entry, GuestResult, close, mark_durable, possible, settled, survive};
 use crate::guest_tag::{Found, GUEST_SECTOR, Value, recognise};
 use smallvec::{SmallVec, smallvec};
@@ -111,6 +111,7 @@ pub struct GuestModel {
     runs: BTreeMap<u64, Run>,
     lengths: Entries<u64>,
     open: BTreeMap<u32, OpenRequest>,
+    tally: Tally,
 }
 
 fn sectors(offset: u64, len: u64) -> Range<u64> {
@@ -131,7 +132,12 @@ impl GuestModel {
         }
         runs.insert(backed, Run { end: u64::MAX, entries: settled(Value::Zero) });
         let lengths = settled(config.len);
-        Self { config, clock: 0, next_op: 1, runs, lengths, open: BTreeMap::new() }
+        Self { config, clock: 0, next_op: 1, runs, lengths, open: BTreeMap::new(), tally: Tally::default() }
+    }
+
+    /// Has requests from now on, of this model and of its clones, be counted there.
+    pub fn count_in(&mut self, tally: &Tally) {
+        self.tally = tally.clone();
     }
 
     fn tick(&mut self) -> u64 {
@@ -171,7 +177,7 @@ impl GuestModel {
         let number = self.next_op;
         self.next_op += 1;
         assert!(number < 1 << 24, "too many requests for one model");
-        Counts::change(|counts| counts.requests += 1);
+        self.tally.change(|counts| counts.requests += 1);
         let entry = |value, settles| Entry { op: number, value, begin, end: OPEN, settles, durable: false };
         let mut written = Value::Zero;
         match request {

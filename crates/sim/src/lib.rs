@@ -27,7 +27,7 @@ mod world;
 
 pub use content::{BLOCK, Content, Space};
 pub use core::{HoldId, Waiting};
-pub use counts::{Aside, Counts};
+pub use counts::{Counts, Tally};
 pub use crash::{CrashOptions, CrashState, CrashStates, LogCursor, Possible, Tear};
 pub use disk::SECTOR;
 pub use driver::Seeds;

@@ -2,6 +2,7 @@
 
 use crate::content::Content;
 use crate::core::{Core, FileLimits, HoldId, Waiting};
+use crate::counts::Tally;
 use crate::crash::{CrashOptions, CrashStates, Possible};
 use crate::fault::{FaultPlan, FaultRule};
 use crate::log::{LogEvent, SimLog};
@@ -130,6 +131,16 @@ impl SimDisk {
         Some(open_handle(&core, number, name, len, &config))
     }
 
+    /// Has what is done from now on be counted there.
+    pub fn count_in(&self, tally: &Tally) {
+        self.core.borrow_mut().tally = tally.clone();
+    }
+
+    /// Counts a moment at which everything that the disk might hold was looked at.
+    pub fn note_moment(&self) {
+        self.core.borrow().tally.change(|counts| counts.moments += 1);
+    }
+
     /// The content of the file, as reads would see it now.
     pub fn content(&self, name: &str) -> Option<Content> {
         let core = self.core.borrow();
@@ -210,7 +221,8 @@ impl SimDisk {
 
     /// The possible contents of the files if the power fails now.
     pub fn crash_states(&self, options: &CrashOptions) -> CrashStates {
-        CrashStates::new(&self.core.borrow().disk.lock(), options)
+        let core = self.core.borrow();
+        CrashStates::new(&core.disk.lock(), options, &core.tally)
     }
 }
 

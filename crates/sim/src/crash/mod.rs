@@ -6,7 +6,7 @@ mod possible;
 mod sample;
 
 use crate::content::Content;
-use crate::counts::Counts;
+use crate::counts::Tally;
 use crate::disk::{Applied, CopiedRuns, DiskState, FileState};
 use crate::log::SimLog;
 use crate::op::OpNumber;
@@ -97,10 +97,11 @@ pub struct CrashStates {
     files: Vec<FileState>,
     copied: BTreeMap<OpNumber, CopiedRuns>,
     plan: Plan,
+    tally: Tally,
 }
 
 impl CrashStates {
-    pub(crate) fn new(disk: &DiskState, options: &CrashOptions) -> Self {
+    pub(crate) fn new(disk: &DiskState, options: &CrashOptions, tally: &Tally) -> Self {
         let files = disk.files.clone();
         let mut copied = BTreeMap::new();
         for (op, what) in files.iter().flat_map(|f| &f.in_flight) {
@@ -120,7 +121,7 @@ impl CrashStates {
             let sampler = Sampler::new(candidates(&files), granules, options.seed, left);
             Plan::Sampled { sampler, visible_is_next: options.max_states > 0 }
         };
-        Self { files, copied, plan }
+        Self { files, copied, plan, tally: tally.clone() }
     }
 
     /// Whether all legal states are yielded, and not a sample.
@@ -171,7 +172,7 @@ impl Iterator for CrashStates {
     fn next(&mut self) -> Option<CrashState> {
         let state = self.next_state();
         if state.is_some() {
-            Counts::change(|counts| counts.crash_states += 1);
+            self.tally.change(|counts| counts.crash_states += 1);
         }
         state
     }
@@ -232,7 +233,7 @@ impl<'a> LogCursor<'a> {
 
     /// The crash states at this point.
     pub fn crash_states(&self, options: &CrashOptions) -> CrashStates {
-        CrashStates::new(&self.disk, options)
+        CrashStates::new(&self.disk, options, &Tally::default())
     }
 
     /// The content of the file `name`, as reads see it at this point.

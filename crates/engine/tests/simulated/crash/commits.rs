@@ -6,7 +6,7 @@ use crate::crash::setup::{Files, Origin, Setup};
 use std::rc::Rc;
 use zebu::storage::Worker;
 use zebu::{Durability, ZeroMode};
-use zebu_sim::{Aside, CrashOptions, Tear};
+use zebu_sim::{CrashOptions, Tear};
 
 /// Runs `work` on `files`; afterwards every state that a crash may leave has what was flushed.
 fn survives(setup: &Setup, files: &Files, work: impl AsyncFnOnce(&Guest, &Worker)) {
@@ -19,7 +19,6 @@ fn survives(setup: &Setup, files: &Files, work: impl AsyncFnOnce(&Guest, &Worker
     let mut states = 0;
     for state in world.crash_states(&options) {
         states += 1;
-        let _aside = Aside::new();
         judge(setup, &state.files().to_vec(), &guest.model.borrow(), Leaks::Allowed)
             .unwrap_or_else(|e| panic!("{state}: {e}"));
     }

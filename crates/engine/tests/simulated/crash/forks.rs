@@ -15,8 +15,8 @@ use zebu::storage::{IoBuf, Worker};
 use zebu::{Access, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile};
 use zebu_qcow2::{Header, Purpose, SealState};
 use zebu_sim::{
-    Aside, Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter,
-    SimFileConfig, SimRng, SimWorld, Tear,
+    Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter, SimFileConfig,
+    SimRng, SimWorld, Tear,
 };
 
 /// The images that a disk goes on in, the first one last.
@@ -61,7 +61,6 @@ fn open_chain(world: &SimWorld, names: &[String]) -> Vec<OpenedFile> {
 
 /// Judges the disk that the seals of `files` lead to.
 fn judge(guest: &Guest, files: &[(String, Content)]) -> Result<(), String> {
-    let _aside = Aside::new();
     let content =
         |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
     let names = chain(content)?;
@@ -274,7 +273,6 @@ fn a_reset_shows_the_overlay_or_the_image_below() {
 }
 
 fn content_by_seals(files: &[(String, Content)]) -> Vec<u8> {
-    let _aside = Aside::new();
     let content =
         |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, content)| content.clone());
     let names = chain(content).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Image, Keys, OpenOptions};
-use zebu_sim::{Aside, GuestModel, SimFileConfig, SimWorld, backing_pattern};
+use zebu_sim::{GuestModel, SimFileConfig, SimWorld, backing_pattern};
 
 /// Bytes read at once.
 const AT_ONCE: u64 = 256 << 10;
@@ -24,7 +24,6 @@ pub(crate) fn judge(
     model: &GuestModel,
     leaks: Leaks,
 ) -> Result<Vec<u8>, String> {
-    let _aside = Aside::new();
     let world = setup.world(files, 0);
     let worker = world.worker();
     world.block_on(judge_in(setup, &world, &worker, model, leaks)).map_err(|stuck| stuck.to_string())?

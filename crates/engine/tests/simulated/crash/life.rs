@@ -26,13 +26,15 @@ pub(crate) struct Extent {
 }
 
 /// Counts of what was done.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) seeds: u64,
     pub(crate) lives: u64,
     pub(crate) moments: u64,
     pub(crate) states: u64,
     pub(crate) judged_by_qemu: u64,
+    /// Counts of the simulation.
+    pub(crate) simulated: zebu_sim::Tally,
 }
 
 /// An image after a crash, and what it may hold.
@@ -46,11 +48,12 @@ struct Survivor {
 pub(crate) fn live(
     setup: &Setup,
     files: &Files,
-    model: GuestModel,
+    mut model: GuestModel,
     rng: &mut SimRng,
     extent: Extent,
     tally: &mut Tally,
 ) -> std::result::Result<(), String> {
+    model.count_in(&tally.simulated);
     live_with(setup, files, model, Known::new(), rng, extent, tally)
 }
 
@@ -65,6 +68,7 @@ fn live_with(
 ) -> std::result::Result<(), String> {
     tally.lives += 1;
     let world = setup.world(files, rng.next_u64());
+    world.count_in(&tally.simulated);
     let survivor = live_in(setup, &world, model, bitmaps, rng, extent, tally)?;
     drop(world);
     let Some(Survivor { files, mut model, bitmaps }) = survivor else { return Ok(()) };

@@ -23,24 +23,16 @@ fn states_wanted() -> Option<u64> {
 }
 
 fn run_seeds(default_seeds: u64, setup: impl Fn(&mut SimRng) -> Setup) {
-    let mut tally = Tally::default();
-    let mut one = |seed| {
+    let wanted = states_wanted();
+    let seeds = Seeds::new(if wanted.is_some() { u64::MAX } else { default_seeds });
+    let mut tally = Tally { simulated: seeds.tally().clone(), ..Tally::default() };
+    seeds.run_until(|seed| {
         let setup = setup(&mut SimRng::new(seed));
         if let Err(violation) = run(seed, &setup, EXTENT, &mut tally) {
             panic!("seed {seed}, {}: {violation}\n{setup:?}", Limits::of_seed(seed));
         }
-        tally.states
-    };
-    match states_wanted() {
-        None => _ = Seeds::new(default_seeds).run(|seed| _ = one(seed)),
-        Some(wanted) => {
-            let mut states = 0;
-            Seeds::new(u64::MAX).run_until(|seed| {
-                states = one(seed);
-                states >= wanted
-            });
-        }
-    }
+        wanted.is_some_and(|wanted| tally.states >= wanted)
+    });
     eprintln!("{tally:?}");
 }
 

@@ -6,13 +6,14 @@ use crate::crash::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
 use zebu::Shrink;
-use zebu_sim::{GuestRequest, GuestResult, Seeds, SimRng};
+use zebu_sim::{GuestRequest, GuestResult, Seeds, SimRng, Tally};
 
 /// Writes that may find the disk shorter than it was when they were sent, while resizes go on.
 #[test]
 fn a_resize_is_alone() {
-    Seeds::new(60).run(|seed| {
-        if let Err(violation) = resizes_beside_writes(seed) {
+    let seeds = Seeds::new(60);
+    seeds.run(|seed| {
+        if let Err(violation) = resizes_beside_writes(seed, seeds.tally()) {
             panic!("seed {seed}: {violation}");
         }
     });
@@ -21,16 +22,16 @@ fn a_resize_is_alone() {
 /// A read came before the shrink and is longer than what it leaves: what was zeroed does not show the backing image.
 #[test]
 fn a_read_beside_a_shrink_does_not_see_the_backing_image() {
-    resizes_beside_writes(1_795_298_677_040_001_533).unwrap();
+    resizes_beside_writes(1_795_298_677_040_001_533, &Tally::default()).unwrap();
 }
 
 /// Growth with preallocation from within a cluster through which the backing image shows.
 #[test]
 fn a_cluster_that_the_disk_ended_in_may_show_the_backing_image() {
-    resizes_beside_writes(1_795_330_827_010_000_441).unwrap();
+    resizes_beside_writes(1_795_330_827_010_000_441, &Tally::default()).unwrap();
 }
 
-pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
+pub(crate) fn resizes_beside_writes(seed: u64, tally: &Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x7265_7369_7a65);
     let setup = loop {
         let setup = Setup::random(&mut rng);
@@ -41,9 +42,12 @@ pub(crate) fn resizes_beside_writes(seed: u64) -> Result<(), String> {
     };
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
+    world.count_in(tally);
     let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0]).unwrap();
-    let guest = Rc::new(Guest::new(image, setup.model(), &setup));
+    let mut model = setup.model();
+    model.count_in(tally);
+    let guest = Rc::new(Guest::new(image, model, &setup));
     // Writes past a new end are refused; that is no failure of the disk.
     guest.failures.set(Failures::PastTheEnd);
     for round in 0..4 {

@@ -9,8 +9,8 @@ use zebu::{
     OpenOptions, OpenedFile, Passphrase, Preallocation, Shrink, ZeroPolicy,
 };
 use zebu_sim::{
-    Aside, Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng,
-    SimWorld, backing_pattern,
+    Content, DiscardLeaves, GuestConfig, GuestModel, LogKeep, SimConfig, SimFileConfig, SimRng, SimWorld,
+    backing_pattern,
 };
 
 /// Names of the files of a world.
@@ -250,7 +250,6 @@ impl Setup {
 
     /// Makes the image.
     pub(crate) fn make(&self, seed: u64) -> Files {
-        let _aside = Aside::new();
         let world = SimWorld::new(seed);
         let worker = world.worker();
         let top = world.file(TOP, Content::new(), SimFileConfig::default());

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
 use zebu::storage::Worker;
 use zebu::{ErrorKind, Image, NewSnapshot, OpenOptions, SnapshotRef};
-use zebu_sim::{Aside, CrashOptions, CrashState, GuestModel, Seeds, SimFileConfig, SimRng, SimWorld, Tear};
+use zebu_sim::{CrashOptions, CrashState, GuestModel, Seeds, SimFileConfig, SimRng, SimWorld, Tally, Tear};
 
 /// A snapshot as it has to be.
 #[derive(Clone)]
@@ -148,7 +148,6 @@ impl Life<'_> {
 }
 
 fn judge_crash(setup: &Setup, state: &CrashState, allowed: &Allowed, number: u64) -> Result<(), String> {
-    let _aside = Aside::new();
     let files: Files = state.files().to_vec();
     let world = setup.world(&files, 0);
     let worker = world.worker();
@@ -216,14 +215,17 @@ async fn judge_in(setup: &Setup, world: &SimWorld, worker: &Worker, allowed: &Al
     Ok(())
 }
 
-fn live(seed: u64) -> Result<u64, String> {
+fn live(seed: u64, tally: &Tally) -> Result<u64, String> {
     let mut rng = SimRng::new(seed ^ 0x736e_6170);
     let setup = setup(&mut rng);
     let files = setup.make(seed);
     let world = setup.world(&files, rng.next_u64());
+    world.count_in(tally);
     let workers = setup.make_workers(&world);
     let image = setup.open(&world, &workers[0])?;
-    let guest = Rc::new(Guest::new(image, setup.model(), &setup));
+    let mut model = setup.model();
+    model.count_in(tally);
+    let guest = Rc::new(Guest::new(image, model, &setup));
     let mut life = Life { setup: &setup, world: &world, workers, guest, taken: Vec::new(), rng, states: 0 };
     for _ in 0..6 {
         life.requests().map_err(|e| format!("{e}\n{setup:?}"))?;
@@ -244,23 +246,28 @@ fn live(seed: u64) -> Result<u64, String> {
 #[test]
 fn snapshots_survive_crashes_of_what_is_done_to_them() {
     let mut states = 0;
-    Seeds::new(40).run(|seed| states += live(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}")));
+    let seeds = Seeds::new(40);
+    seeds.run(|seed| states += live(seed, seeds.tally()).unwrap_or_else(|e| panic!("seed {seed}: {e}")));
     eprintln!("{states} states");
 }
 
 /// Requests of several queues go on while snapshots come and go; nothing that a guest wrote is lost, nothing leaks.
 #[test]
 fn requests_go_on_beside_snapshot_operations() {
-    Seeds::new(30).run(|seed| {
+    let seeds = Seeds::new(30);
+    seeds.run(|seed| {
         let mut rng = SimRng::new(seed ^ 0x6265_7369);
         let mut setup = setup(&mut rng);
         // Two snapshots stay.
         setup.refcount_bits = setup.refcount_bits.max(16);
         let files = setup.make(seed);
         let world = setup.world(&files, rng.next_u64());
+        world.count_in(seeds.tally());
         let workers: Vec<Worker> = (0..3).map(|_| world.worker()).collect();
         let image = setup.open(&world, &workers[0]).unwrap();
-        let guest = Rc::new(Guest::new(image.clone(), setup.model(), &setup));
+        let mut model = setup.model();
+        model.count_in(seeds.tally());
+        let guest = Rc::new(Guest::new(image.clone(), model, &setup));
         let mut tasks: Vec<_> = (0..4_usize)
             .map(|i| {
                 let worker = workers[i % workers.len()].clone();

@@ -15,8 +15,8 @@ use zebu::{
     Preallocation, Shrink, SnapshotRef,
 };
 use zebu_sim::{
-    Aside, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, GuestRequest, GuestResult, Seeds,
-    SimFileConfig, SimRng, SimWorld, Tear,
+    CrashOptions, DiscardLeaves, GuestConfig, GuestModel, GuestRequest, GuestResult, Seeds, SimFileConfig,
+    SimRng, SimWorld, Tear,
 };
 
 /// Sectors of the state.
@@ -162,7 +162,6 @@ impl Life<'_> {
     fn judge(&self, files: &[(String, zebu_sim::Content)]) -> Result<(), String> {
         let files: Files = files.to_vec();
         judge(self.setup, &files, &self.guest.model.borrow(), Leaks::Allowed)?;
-        let _aside = Aside::new();
         let world = self.setup.world(&files, 0);
         let worker = world.worker();
         let judged = world.block_on(async {

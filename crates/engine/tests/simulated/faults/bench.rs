@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use std::cell::RefCell;
 use std::rc::Rc;
 use zebu::storage::Worker;
-use zebu_sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tear};
+use zebu_sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tally, Tear};
 
 /// The result of work on a worker, once there is one.
 pub(crate) type Outcome<T> = Rc<RefCell<Option<T>>>;
@@ -46,6 +46,12 @@ impl Bench {
         let image = setup.open(&world, &workers[0]).unwrap();
         let guest = Rc::new(Guest::new(image, setup.model(), setup));
         Self { setup: setup.clone(), world, workers, guest }
+    }
+
+    /// Has what is done from now on be counted there.
+    pub(crate) fn count_in(&self, tally: &Tally) {
+        self.world.count_in(tally);
+        self.guest.model.borrow_mut().count_in(tally);
     }
 
     /// Several streams of requests at once; some crash states on the way.

@@ -8,13 +8,14 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 use zebu::Durability;
-use zebu_sim::{Fault, FaultRule, OpClass, OpFilter, Seeds, SimCaller, SimRng};
+use zebu_sim::{Fault, FaultRule, OpClass, OpFilter, Seeds, SimCaller, SimRng, Tally};
 
 /// Streams of requests, one of which is a thread's that makes a call of each, and crashes at random moments.
-pub(crate) fn live(seed: u64) -> Result<(), String> {
+fn live(seed: u64, tally: &Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x6361_6c6c);
     let setup = Setup::random(&mut rng);
     let bench = Bench::new(&setup, rng.next_u64());
+    bench.count_in(tally);
     let (caller, host) = (bench.world.caller(), bench.world.worker());
     for _ in 0..2 {
         let calls = host.spawn(calls(bench.guest.clone(), caller.clone(), rng.fork(), 12));
@@ -42,7 +43,8 @@ async fn calls(guest: Rc<Guest>, caller: SimCaller, mut rng: SimRng, calls: u64)
 
 #[test]
 fn requests_of_a_thread_that_calls_find_what_they_may() {
-    Seeds::new(30).run(|seed| live(seed).unwrap());
+    let seeds = Seeds::new(30);
+    seeds.run(|seed| live(seed, seeds.tally()).unwrap());
 }
 
 /// Reads in sequence begin to read tables ahead. Nobody waits for that; but space that is given up is not used again before it

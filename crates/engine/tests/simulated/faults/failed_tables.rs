@@ -6,7 +6,7 @@ use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::{Bench, begin};
 use rustix::io::Errno;
 use zebu::{Durability, NewSnapshot, SnapshotRef};
-use zebu_sim::{Aside, Content, FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter};
+use zebu_sim::{Content, FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter};
 
 const CLUSTER: u64 = 512;
 /// Bytes that a table maps.
@@ -83,7 +83,6 @@ fn a_slow_table(operation: Operation) {
     bench.world.block_on(bench.guest.image.close(guests)).unwrap().unwrap();
     bench.guest.model.borrow_mut().apply(GuestRequest::Flush);
     let files = bench.files();
-    let _aside = Aside::new();
     let world = setup.world(&files, 0);
     let worker = world.worker();
     let image = setup.open(&world, &worker).unwrap();

@@ -6,15 +6,18 @@ use crate::crash::setup::Setup;
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
 use zebu::ErrorKind;
-use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, OpClass, OpFilter, Seeds, SimRng};
+use zebu_sim::{
+    FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, OpClass, OpFilter, Seeds, SimRng, Tally,
+};
 
 const STREAMS: u64 = 4;
 
 /// One stream with one failing operation. Returns how many requests failed.
-pub(crate) fn one_failure(seed: u64, class: OpClass, errno: Errno) -> Result<usize, String> {
+pub(crate) fn one_failure(seed: u64, class: OpClass, errno: Errno, tally: &Tally) -> Result<usize, String> {
     let mut rng = SimRng::new(seed ^ 0x6661_756c_7400_0000);
     let setup = Setup::random(&mut rng);
     let bench = Bench::new(&setup, seed);
+    bench.count_in(tally);
     let often = if matches!(class, OpClass::Read | OpClass::Write) { 60 } else { 6 };
     let effect = match errno {
         Errno::NOSPC => FailedEffect::Nothing,
@@ -44,7 +47,8 @@ pub(crate) fn one_failure(seed: u64, class: OpClass, errno: Errno) -> Result<usi
 
 fn over_seeds(class: OpClass, errno: Errno, seeds: u64) {
     let mut failed = 0;
-    let ran = Seeds::new(seeds).run(|seed| match one_failure(seed, class, errno) {
+    let all = Seeds::new(seeds);
+    let ran = all.run(|seed| match one_failure(seed, class, errno, all.tally()) {
         Ok(requests) => failed += requests,
         Err(violation) => panic!("seed {seed}: {violation}"),
     });
@@ -54,8 +58,9 @@ fn over_seeds(class: OpClass, errno: Errno, seeds: u64) {
 
 /// As `over_seeds`, where no request needs to fail.
 fn unfelt(class: OpClass, errno: Errno, seeds: u64) {
-    Seeds::new(seeds).run(|seed| {
-        one_failure(seed, class, errno).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    let all = Seeds::new(seeds);
+    all.run(|seed| {
+        one_failure(seed, class, errno, all.tally()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     });
 }
 
@@ -121,13 +126,15 @@ fn a_punch_fails() {
 /// Many failures of all kinds but of syncs.
 #[test]
 fn everything_fails_now_and_then() {
-    Seeds::new(60).run(|seed| many_failures(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}")));
+    let seeds = Seeds::new(60);
+    seeds.run(|seed| many_failures(seed, seeds.tally()).unwrap_or_else(|e| panic!("seed {seed}: {e}")));
 }
 
-pub(crate) fn many_failures(seed: u64) -> Result<(), String> {
+pub(crate) fn many_failures(seed: u64, tally: &Tally) -> Result<(), String> {
     let mut rng = SimRng::new(seed ^ 0x6d61_6e79_0000);
     let setup = Setup::random(&mut rng);
     let bench = Bench::new(&setup, seed);
+    bench.count_in(tally);
     let said = |e: String| format!("{e}\n{setup:?}");
     bench.world.set_faults(FaultPlan::random(FaultRates {
         read_errors: 20,

@@ -178,7 +178,6 @@ fn guests_data_after_a_crash(bench: &Bench) -> Result<(), String> {
         seed: 1,
     }) {
         let files = state.files().to_vec();
-        let _aside = zebu_sim::Aside::new();
         let world = bench.setup.world(&files, 0);
         let worker = world.worker();
         let image = bench.setup.open(&world, &worker)?;

@@ -8,7 +8,7 @@ use zebu::{
     OpenedFile, Passphrase, SlotChoice,
 };
 use zebu_luks::{Limits, Luks1Header};
-use zebu_sim::{Aside, Content, CrashOptions, SimFileConfig, SimWorld, Tear};
+use zebu_sim::{Content, CrashOptions, SimFileConfig, SimWorld, Tear};
 
 /// Writes of 64 bytes each, all of one sector and under way together.
 #[test]
@@ -108,7 +108,6 @@ pub(crate) fn a_key_slot_that_counts_as_used_opens() {
         };
         if step > 0 {
             let options = CrashOptions { max_states: 300, tear: Tear::Sector, seed: 1 };
-            let _aside = Aside::new();
             for state in world.crash_states(&options) {
                 let content = state.file(FILE).unwrap();
                 match used_slots(content, &phrases) {

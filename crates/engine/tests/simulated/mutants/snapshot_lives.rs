@@ -12,7 +12,7 @@ use std::rc::Rc;
 use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
 use zebu::storage::Worker;
 use zebu::{Image, NewSnapshot, OpenOptions, SnapshotRef};
-use zebu_sim::{Aside, CrashOptions, GuestModel, SimFileConfig, SimRng, SimWorld, Tear};
+use zebu_sim::{CrashOptions, GuestModel, SimFileConfig, SimRng, SimWorld, Tear};
 
 /// Operations in a life.
 const OPERATIONS: u64 = 6;
@@ -152,7 +152,6 @@ impl Life<'_> {
 }
 
 fn judge(setup: &Setup, files: &Files, allowed: &Allowed) -> Result<(), String> {
-    let _aside = Aside::new();
     let world = setup.world(files, 0);
     let worker = world.worker();
     world.block_on(judge_in(setup, &world, &worker, allowed)).map_err(|stuck| stuck.to_string())?

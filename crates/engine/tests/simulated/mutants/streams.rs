@@ -136,10 +136,12 @@ impl Stream {
                 live(&setup, &files, setup.model(), &mut rng, EXTENT, &mut Tally::default())
                     .map_err(|e| format!("{e}\n{setup:?}"))
             }
-            Stream::Fails(class, errno) => one_failure(seed, class, errno).map(drop),
-            Stream::ManyFail => many_failures(seed),
+            Stream::Fails(class, errno) => {
+                one_failure(seed, class, errno, &zebu_sim::Tally::default()).map(drop)
+            }
+            Stream::ManyFail => many_failures(seed, &zebu_sim::Tally::default()),
             Stream::Full => full_disk::fill_up(seed).map(drop),
-            Stream::Resizes => resizes::resizes_beside_writes(seed),
+            Stream::Resizes => resizes::resizes_beside_writes(seed, &zebu_sim::Tally::default()),
             Stream::FailedGrowth => {
                 let effect = [FailedEffect::Nothing, FailedEffect::All][(seed % 2) as usize];
                 header_writes::resize_with_a_failing(OpClass::Write, seed / 2, effect, 4 << 20).map(drop)

@@ -4,7 +4,7 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{DATA, Files, NAMES, Setup};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Durability, Image, Preallocation, Shrink};
-use zebu_sim::{Aside, CrashOptions, SimWorld, Tear};
+use zebu_sim::{CrashOptions, SimWorld, Tear};
 
 /// Where the last cluster of the disk begins; the disk ends within it.
 const LAST: u64 = 3 * 4096;
@@ -29,7 +29,6 @@ fn undone() -> Files {
         image.write(worker, LAST, IoBuf::copy_of(&WRITTEN).into(), Durability::Volatile).await.0.unwrap();
         let options = CrashOptions { max_states: 64, tear: Tear::Sector, seed: 0 };
         world.crash_states(&options).find_map(|state| {
-            let _aside = Aside::new();
             let has_bytes = state.file(DATA)?.bytes(LAST..LAST + 512) == WRITTEN;
             (has_bytes && disk(state.files()).iter().all(|byte| *byte == 0)).then(|| state.files().to_vec())
         })

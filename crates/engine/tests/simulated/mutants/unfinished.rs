@@ -6,7 +6,7 @@ use zebu::check::{CheckOptions, check_file};
 use zebu::jobs::UnfinishedImage;
 use zebu::storage::{IoBuf, Worker};
 use zebu::{CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile};
-use zebu_sim::{Aside, Content, CrashOptions, SimFileConfig, SimRng, SimWorld, Tear};
+use zebu_sim::{Content, CrashOptions, SimFileConfig, SimRng, SimWorld, Tear};
 
 const SIZE: u64 = 256 << 10;
 const CLUSTER: u64 = 4096;
@@ -57,7 +57,6 @@ async fn fill(worker: &Worker, image: &Image, rng: &mut SimRng) -> Vec<u8> {
 
 /// Judges what a crash may leave now; how many of the states have the magic number.
 fn judge_states(world: &SimWorld, seed: u64, disk: &[u8]) -> u64 {
-    let _aside = Aside::new();
     let mut whole = 0;
     for state in world.crash_states(&CrashOptions { max_states: 12, tear: Tear::Sector, seed }) {
         let content = state.file(TOP).unwrap().clone();

@@ -17,8 +17,8 @@ use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Image, OpenOptions};
 use zebu_sim::{
-    Aside, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult,
-    OpClass, OpFilter, SimFileConfig, SimRng, SimWorld, Tear,
+    CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult, OpClass,
+    OpFilter, SimFileConfig, SimRng, SimWorld, Tear,
 };
 use zebu_storage::commit_steps;
 use zebu_storage::sabotage::{self, Limit};
@@ -321,7 +321,6 @@ fn judge(
     snapshots: &Snapshots,
     leaks: Leaks,
 ) -> Result<(), String> {
-    let _aside = Aside::new();
     let world = setup.world(files, 0);
     let worker = world.worker();
     let judged = judge_in(setup, &world, &worker, model, snapshots, leaks);

@@ -17,7 +17,7 @@ use crate::torture::encrypted_data::EncryptedData;
 use crate::torture::possible_image::{Header, Reads, Source, Target, word};
 use std::collections::{BTreeMap, BTreeSet};
 use zebu::Compression;
-use zebu_sim::{Content, Counts, GuestModel, SECTOR, SimDisk, SimWorld, backing_pattern};
+use zebu_sim::{Content, GuestModel, SECTOR, SimDisk, SimWorld, backing_pattern};
 
 /// Pointers to each host cluster.
 type Pointers = BTreeMap<u64, u64>;
@@ -72,7 +72,7 @@ impl<'a> Invariants<'a> {
             return Ok(());
         }
         self.seen = now;
-        Counts::change(|counts| counts.moments += 1);
+        self.disk.note_moment();
         let top = self.disk.possible(TOP).expect("the image");
         let data = self.disk.possible(DATA);
         let top_source = Source::Uncertain(&top);

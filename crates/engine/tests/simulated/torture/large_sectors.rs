@@ -12,8 +12,8 @@ use zebu::storage::Worker;
 use zebu::{Access, Format, Image, Keys, OpenOptions, OpenedFile, ZeroMode};
 use zebu_luks::{CipherSpec, SectorCipher};
 use zebu_sim::{
-    Aside, Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimConfig,
-    SimFileConfig, SimRng, SimWorld, Tear,
+    Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimConfig, SimFileConfig,
+    SimRng, SimWorld, Tally, Tear,
 };
 use zebu_storage::sabotage::{self, Fault};
 
@@ -81,6 +81,7 @@ struct Container {
     cipher: SectorCipher,
     /// A block of 16 bytes hangs on that before it, so that one at a tear is neither old nor new.
     is_chained: bool,
+    tally: Tally,
 }
 
 impl Container {
@@ -109,7 +110,7 @@ impl Container {
         let spec = CipherSpec::parse_joined(cipher, key_len).unwrap();
         let cipher = SectorCipher::with_sector_size(spec, &key, LARGE as u32).unwrap();
         let content = Content::from_bytes(&std::fs::read(path).unwrap());
-        let mut made = Self { content, cipher, is_chained: !spec.mode().is_xts() };
+        let mut made = Self { content, cipher, is_chained: !spec.mode().is_xts(), tally: Tally::default() };
         let world = made.world(1, Below::Sectors);
         let worker = world.worker();
         let image = open(&world, &worker, Below::Sectors);
@@ -139,10 +140,12 @@ impl Container {
         let mut rng = SimRng::new(seed ^ 0x6c61_7267_6573_6563);
         let below = *rng.pick(&[Below::Sectors, Below::Sectors, Below::Blocks]);
         let world = self.world(rng.next_u64(), below);
+        world.count_in(&self.tally);
         let workers: Vec<Worker> = (0..rng.between(1, 3)).map(|_| world.worker()).collect();
         let image = open(&world, &workers[0], below);
-        let model =
-            GuestModel::new(GuestConfig { len: SIZE, backing_len: 0, discard: DiscardLeaves::ZeroOrOld });
+        let config = GuestConfig { len: SIZE, backing_len: 0, discard: DiscardLeaves::ZeroOrOld };
+        let mut model = GuestModel::new(config);
+        model.count_in(&self.tally);
         let guest = Rc::new(Guest::new(image, model, &Setup::plain()));
         let streams: Vec<_> = (0..rng.between(2, 4))
             .map(|number| {
@@ -220,7 +223,6 @@ impl Container {
     ) -> Result<(), String> {
         let options = CrashOptions { max_states: 16, tear: below.tear(), seed };
         for state in world.crash_states(&options) {
-            let _aside = Aside::new();
             let after = SimWorld::new(0);
             after.file(FILE, state.file(FILE).unwrap().clone(), SimFileConfig::default());
             let worker = after.worker();
@@ -249,8 +251,10 @@ fn open(world: &SimWorld, worker: &Worker, below: Below) -> Image {
 }
 
 fn run_seeds(container: Option<Container>, requests: Requests) {
-    let Some(container) = container else { return };
-    Seeds::new(10).run(|seed| {
+    let Some(mut container) = container else { return };
+    let seeds = Seeds::new(10);
+    container.tally = seeds.tally().clone();
+    seeds.run(|seed| {
         if let Err(violation) = container.run(seed, requests) {
             panic!("seed {seed}: {violation}");
         }

@@ -14,7 +14,7 @@ use zebu::ErrorKind;
 use zebu::storage::Worker;
 use zebu_sim::{
     CrashOptions, CrashState, FaultPlan, FaultRates, GuestModel, GuestRequest, GuestResult, LogKeep, SimRng,
-    SimWorld, Tear,
+    SimWorld, Tally, Tear,
 };
 use zebu_storage::sabotage::{self, Limit};
 
@@ -60,6 +60,7 @@ pub(crate) struct Plan {
     pub(crate) watch: Watch,
     /// One crash state in so many is judged by `qemu-img check` too; 0: none.
     pub(crate) by_qemu: u64,
+    pub(crate) tally: Tally,
 }
 
 /// Rates of the disk's failures, by the seed.
@@ -119,7 +120,8 @@ impl Plan {
         }
         let window = *rng.pick(&[1, 1, 4096, u64::MAX]);
         let limits = Limits::of_seed(seed);
-        Self { setup, lives, rates, window, limits, seed: rng.next_u64(), watch, by_qemu: 0 }
+        let (seed, tally) = (rng.next_u64(), Tally::default());
+        Self { setup, lives, rates, window, limits, seed, watch, by_qemu: 0, tally }
     }
 
     /// The same on an encrypted image.
@@ -157,8 +159,10 @@ impl Plan {
         let mut rng = SimRng::new(self.seed);
         let mut files = self.setup.make(self.seed);
         let mut model = self.setup.model();
+        model.count_in(&self.tally);
         for (number, phases) in self.lives.iter().enumerate() {
             let world = self.setup.world_keeping(keep, &files, rng.next_u64());
+            world.count_in(&self.tally);
             let life = Life {
                 plan: self,
                 world: &world,

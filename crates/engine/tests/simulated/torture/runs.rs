@@ -7,7 +7,8 @@ use zebu_sim::Seeds;
 
 /// Runs the plan of each seed.
 fn run(default_seeds: u64, plan: impl Fn(u64) -> Plan) {
-    Seeds::new(default_seeds).run(|seed| run_plan(seed, &plan(seed)));
+    let seeds = Seeds::new(default_seeds);
+    seeds.run(|seed| run_plan(seed, &Plan { tally: seeds.tally().clone(), ..plan(seed) }));
 }
 
 /// Runs one plan; if it fails it is shrunk and shown.

@@ -3,7 +3,7 @@
 use crate::torture::plan::{Phase, Plan};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
-use zebu_sim::{Aside, FaultRates, LogKeep};
+use zebu_sim::{FaultRates, LogKeep, Tally};
 
 /// Orders of events that are tried for each smaller plan: without some requests, the same order is not to be had.
 const ORDERS: u64 = 6;
@@ -82,9 +82,8 @@ fn without(plan: &Plan, gone: &[(usize, usize, usize, usize)]) -> Plan {
 
 /// A small plan that fails, of one that fails.
 pub(crate) fn shrunk(plan: &Plan) -> Plan {
-    let _aside = Aside::new();
     let mut search = Search { runs: 0, start: Instant::now() };
-    let mut plan = plan.clone();
+    let mut plan = Plan { tally: Tally::default(), ..plan.clone() };
     let quiet = Plan { rates: FaultRates::default(), ..plan.clone() };
     if let Some(quiet) = search.failing(&quiet) {
         plan = quiet;

@@ -16,8 +16,8 @@ use zebu::check::{CheckOptions, check_file};
 use zebu::storage::{IoBuf, Worker};
 use zebu::{Durability, ErrorKind, Image, OpenOptions, ZeroMode};
 use zebu_sim::{
-    Aside, Counts, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest,
-    GuestResult, OpClass, OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tear,
+    CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult, OpClass,
+    OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tally, Tear,
 };
 use zebu_storage::commit_steps::{self, CommitStep};
 use zebu_storage::sabotage::{self, Limit};
@@ -194,12 +194,16 @@ fn cell(
     files: &Files,
     setup: &Setup,
     seed: u64,
+    tally: &Tally,
 ) -> Result<u64, String> {
     let mut rng = SimRng::new(seed ^ 0x7374_6570_7300);
     let world = setup.world(files, rng.next_u64());
+    world.count_in(tally);
     let workers: Vec<Worker> = (0..2).map(|_| world.worker()).collect();
     let image = setup.open(&world, &workers[0])?;
-    let guest = Rc::new(Guest::new(image, setup.model(), setup));
+    let mut model = setup.model();
+    model.count_in(tally);
+    let guest = Rc::new(Guest::new(image, model, setup));
     let whole = Rc::new(Whole::new(guest.clone(), setup.pattern));
     let has_flushed = Rc::default();
     let mut bench = Bench { setup, world: &world, workers, guest, other, whole, has_flushed, states: 0 };
@@ -387,7 +391,6 @@ impl Bench<'_> {
     }
 
     fn judge_bitmaps(&self, files: &Files, change: Change) -> Result<(), String> {
-        let _aside = Aside::new();
         let world = self.setup.world(files, 0);
         let worker = world.worker();
         let judged = world.block_on(async {
@@ -402,7 +405,6 @@ impl Bench<'_> {
     /// As [`judge`], with snapshots, and where flags and counts may disagree until the next opening for writing has mended
     /// them, as the dirty bit announces.
     fn judge_after_repair(&self, files: &Files, model: &GuestModel, change: Change) -> Result<(), String> {
-        let _aside = Aside::new();
         let world = self.setup.world(files, 0);
         let worker = world.worker();
         let judged = world.block_on(async {
@@ -527,9 +529,9 @@ fn every_step_survives_every_failure() {
     let only = std::env::var("ZEBU_CELL").ok();
     // Before the first image is made: all cells are to be what they are by themselves.
     sabotage::limit(Limit::WindowBytes, 4096);
-    Seeds::new(1).run(|seed| {
+    let seeds = Seeds::new(1);
+    seeds.run(|seed| {
         let mut rows: Vec<Vec<String>> = Vec::new();
-        let before = Counts::now();
         for step in STEPS {
             let setup = setup(step);
             let files = setup.make(seed);
@@ -548,7 +550,8 @@ fn every_step_survives_every_failure() {
                         row.push(String::new());
                         continue;
                     }
-                    let judged = cell(step, strike, other, &files, &setup, seed ^ (index as u64) << 32);
+                    let seed = seed ^ (index as u64) << 32;
+                    let judged = cell(step, strike, other, &files, &setup, seed, seeds.tally());
                     commit_steps::observe(None);
                     let states = judged.unwrap_or_else(|e| {
                         panic!("{name}: {e}\nthis cell alone: ZEBU_CELL='{name}' and the command below")
@@ -558,7 +561,7 @@ fn every_step_survives_every_failure() {
                 rows.push(row);
             }
         }
-        eprintln!("{:?}", Counts::now().since(before));
+        eprintln!("{:?}", seeds.tally());
         write_table(&rows);
     });
 }
