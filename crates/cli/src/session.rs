@@ -5,7 +5,6 @@ use crate::damage_told::DamageNotice;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::output::stderr;
-use crate::serve::log_lines;
 use crate::suggestion::meant;
 use crate::values::Aio;
 use crate::watch::{ProgressMode, Watch};
@@ -289,9 +288,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let disks = &self.context.disks;
-        if disks.remote.cache.finish() {
-            log_lines::finish();
-        }
+        disks.remote.finish_cache();
         disks.remote.tell_given_up();
         if self.verbose {
             disks.remote.tell_transfers(&disks.uploads);

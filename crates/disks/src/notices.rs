@@ -13,6 +13,8 @@ pub enum Notice<'a> {
     Unversioned(&'a str),
     /// The directory of a cache has no place, or wrong bytes. It comes on any thread, whose reads wait for who hears it.
     Cache(&'a str),
+    /// All that there is to say of the cache has been said: whoever hears it has time to show it.
+    CacheFinished,
     /// A driver stopped a request, or lets it go on.
     Stopped(&'a str),
     /// Two disks that must be the same are not: nothing of this process can be believed.

@@ -74,7 +74,7 @@ impl RemoteCache {
     }
 
     /// Has everything stored that was fetched. False if there is no cache.
-    pub fn finish(&self) -> bool {
+    pub(crate) fn finish(&self) -> bool {
         let open = self.0.lock();
         let Some((_, cache)) = &*open else { return false };
         cache.settle();

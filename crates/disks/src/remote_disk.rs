@@ -194,6 +194,13 @@ impl RemoteDisks {
         self.notices.say(Notice::Fact(fact));
     }
 
+    /// Has everything stored in the cache that was fetched.
+    pub fn finish_cache(&self) {
+        if self.cache.finish() {
+            self.notices.say(Notice::CacheFinished);
+        }
+    }
+
     /// From now on, names are read with these.
     pub fn use_options(&self, options: NetworkOptions) {
         *self.given.lock() = options;

@@ -13,6 +13,7 @@ use crate::serve::hydrations::Hydrations;
 use crate::serve::images::Images;
 use crate::serve::kernel_devices::{self, KernelDevices};
 use crate::serve::limits::Groups;
+use crate::serve::log_lines::LogLines;
 use crate::serve::opened::{Layers, Opened};
 use crate::serve::opener::Opener;
 use crate::serve::reload;
@@ -20,7 +21,7 @@ use crate::serve::serve_args::{Announce, READY, ServeArgs};
 use crate::serve::service_manager::{Message, ServiceManager};
 use crate::serve::side_doors::{side_doors, until_signal};
 use crate::serve::signals::{Counted, Hangup, Signals};
-use crate::serve::{connector, isolate, log_lines, sandbox};
+use crate::serve::{connector, isolate, sandbox};
 use crate::session::Session;
 use crate::snapshot_name::snapshot_name;
 use crate::values::NamedFormat;
@@ -201,24 +202,20 @@ fn serve_images(
     counted: Counted,
     loaded: Option<Loaded>,
 ) -> Result<u8, Failure> {
+    let lines = LogLines::default();
     if !args.ublk.is_empty() || !args.nbd_device.is_empty() {
         // Before there are threads, which have it from this one.
-        kernel_devices::prepare_process(&args.log(context.dialect));
+        kernel_devices::prepare_process(&args.log(context.dialect, &lines));
     }
     // Before anything that is to be undone in good order.
     let hangup = if loaded.is_some() { Hangup::Reloads } else { Hangup::Ends };
-    let signals = Signals::watch(context.dialect, counted, hangup)?;
+    let signals = Signals::watch(context.dialect, &lines, counted, hangup)?;
     let session = Session::start(context, &args.engine, specs.first().and_then(|spec| spec.aio))?;
     let images = Images::default();
-    let mut opened = Vec::new();
     let mut result = Ok(());
     for (number, spec) in specs.iter().enumerate() {
-        match Opened::open(&session, spec, layers(args, context.dialect, number)) {
-            Ok(one) => {
-                let one = Rc::new(one);
-                images.add(&names[number], Rc::clone(&one));
-                opened.push(one);
-            }
+        match Opened::open(&session, spec, layers(args, context.dialect, &lines, number)) {
+            Ok(one) => images.add(&names[number], Rc::new(one)),
             Err(failure) => {
                 result = Err(failure);
                 break;
@@ -226,22 +223,23 @@ fn serve_images(
         }
     }
     if result.is_ok() {
-        result = serve(args, &session, &signals, names, opened, &images, loaded);
+        result = serve(args, &session, &lines, &signals, names, &images, loaded);
     }
     for image in images.take_all() {
         result = result.and(image.close(&session));
     }
-    log_lines::finish();
+    lines.finish();
     result.map(|()| 0)
 }
 
 /// The disks above the image of this number.
-fn layers(args: &ServeArgs, dialect: Program, number: usize) -> Layers<'_> {
-    let log = args.log(dialect);
+fn layers<'a>(args: &'a ServeArgs, dialect: Program, lines: &LogLines, number: usize) -> Layers<'a> {
+    let log = args.log(dialect, lines);
     Layers {
         overlay: args.overlay.get(number).zip(args.filenames.get(number)),
         manifest: args.verify.get(number),
         report: Box::new(move |wrong| log.write(Level::Warning, format_args!("{wrong}"))),
+        lines: lines.clone(),
     }
 }
 
@@ -310,13 +308,14 @@ fn names(args: &ServeArgs, specs: &[ImageSpec]) -> Result<Vec<String>, Failure> 
 fn serve(
     args: &ServeArgs,
     session: &Session,
+    lines: &LogLines,
     signals: &Signals,
     names: &[String],
-    opened: Vec<Rc<Opened>>,
     images: &Images,
     loaded: Option<Loaded>,
 ) -> Result<(), Failure> {
-    let log = args.log(session.dialect());
+    let log = args.log(session.dialect(), lines);
+    let opened = images.all();
     let bitmaps = bitmaps(args, session, &opened)?;
     let mut exports = Vec::new();
     for ((one, name), bitmaps) in opened.iter().zip(names).zip(bitmaps) {

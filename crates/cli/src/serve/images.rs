@@ -29,6 +29,11 @@ impl Images {
         Some(all.remove(at).1)
     }
 
+    /// All of them, in the order in which they came.
+    pub(crate) fn all(&self) -> Vec<Rc<Opened>> {
+        self.0.borrow().iter().map(|(_, opened)| Rc::clone(opened)).collect()
+    }
+
     /// Takes all out, in the order in which they came.
     pub(crate) fn take_all(&self) -> Vec<Rc<Opened>> {
         std::mem::take(&mut *self.0.borrow_mut()).into_iter().map(|(_, opened)| opened).collect()

@@ -22,23 +22,54 @@ enum Line {
 }
 
 /// The way to the thread.
-struct Lines {
+struct Writer {
     sender: SyncSender<Line>,
     /// Lines that were left out, since too many waited.
     left_out: Arc<AtomicU64>,
 }
 
-/// Standard error is one, and so is its thread; `None` if the system gives none.
-fn lines() -> Option<&'static Lines> {
-    static LINES: OnceLock<Option<Lines>> = OnceLock::new();
-    let start = || {
-        let (sender, receiver) = sync_channel(WAITING);
-        let left_out = Arc::<AtomicU64>::default();
-        let counted = Arc::clone(&left_out);
-        let started = Builder::new().name("zebu-log".to_owned()).spawn(move || write(&receiver, &counted));
-        started.ok().map(|_| Lines { sender, left_out })
-    };
-    LINES.get_or_init(start).as_ref()
+/// Lines of one log. Clones write to the same one.
+#[derive(Clone, Default)]
+pub(crate) struct LogLines(Arc<OnceLock<Option<Writer>>>);
+
+impl LogLines {
+    /// The thread, which the first line starts; `None` if the system gives none.
+    fn writer(&self) -> Option<&Writer> {
+        let start = || {
+            let (sender, receiver) = sync_channel(WAITING);
+            let left_out = Arc::<AtomicU64>::default();
+            let counted = Arc::clone(&left_out);
+            let started =
+                Builder::new().name("zebu-log".to_owned()).spawn(move || write(&receiver, &counted));
+            started.ok().map(|_| Writer { sender, left_out })
+        };
+        self.0.get_or_init(start).as_ref()
+    }
+
+    /// Writes a line, or several, when they are taken. Never waits for that.
+    pub(crate) fn say(&self, text: String) {
+        let Some(writer) = self.writer() else {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            return;
+        };
+        if writer.sender.try_send(Line::Text(text)).is_err() {
+            writer.left_out.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Waits until everything is written, a moment at most.
+    pub(crate) fn finish(&self) {
+        let Some(Some(writer)) = self.0.get() else { return };
+        let deadline = Instant::now() + PATIENCE;
+        let (sender, written) = channel();
+        while writer.sender.try_send(Line::End(sender.clone())).is_err() {
+            if Instant::now() > deadline {
+                return;
+            }
+            std::thread::sleep(STEP);
+        }
+        let _ = written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
 }
 
 fn write(lines: &Receiver<Line>, left_out: &AtomicU64) {
@@ -54,29 +85,4 @@ fn write(lines: &Receiver<Line>, left_out: &AtomicU64) {
             let _ = writeln!(std::io::stderr(), "zebu: warning: {left_out} {what}");
         }
     }
-}
-
-/// Writes a line, or several, when they are taken. Never waits for that.
-pub(crate) fn say(text: String) {
-    let Some(lines) = lines() else {
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        return;
-    };
-    if lines.sender.try_send(Line::Text(text)).is_err() {
-        lines.left_out.fetch_add(1, Relaxed);
-    }
-}
-
-/// Waits until everything is written, a moment at most.
-pub(crate) fn finish() {
-    let Some(lines) = lines() else { return };
-    let deadline = Instant::now() + PATIENCE;
-    let (sender, written) = channel();
-    while lines.sender.try_send(Line::End(sender.clone())).is_err() {
-        if Instant::now() > deadline {
-            return;
-        }
-        std::thread::sleep(STEP);
-    }
-    let _ = written.recv_timeout(deadline.saturating_duration_since(Instant::now()));
 }

@@ -1,5 +1,6 @@
 //! Images that are served, with their overlays and what verifies them.
 
+use super::log_lines::LogLines;
 use super::overlay::overlay_of;
 use super::sealed::current_spec;
 use super::verified::{Report, VerifiedBase};
@@ -28,15 +29,17 @@ pub(crate) struct Layers<'a> {
     pub(crate) manifest: Option<&'a PathBuf>,
     /// Told of clusters that are not so.
     pub(crate) report: Report,
+    /// Lines about what is served in the place of the image.
+    pub(crate) lines: LogLines,
 }
 
 impl Opened {
     /// Opens the image of `spec` with what stands above it.
     pub(crate) fn open(session: &Session, spec: &ImageSpec, layers: Layers<'_>) -> Result<Self, Failure> {
-        let Layers { overlay, manifest, report } = layers;
+        let Layers { overlay, manifest, report, lines } = layers;
         let base =
             manifest.map(|manifest| VerifiedBase::open(session, spec, manifest, report)).transpose()?;
-        let image = open_above(session, spec, overlay, base.as_ref());
+        let image = open_above(session, spec, overlay, base.as_ref(), &lines);
         let base = base.map(|base| base.image);
         match (image, base) {
             (Ok((image, options)), base) => Ok(Self { image, access: spec.options.access, base, options }),
@@ -57,8 +60,9 @@ fn open_above(
     spec: &ImageSpec,
     overlay: Option<(&PathBuf, &OsString)>,
     base: Option<&VerifiedBase>,
+    lines: &LogLines,
 ) -> Result<(Image, OpenOptions), Failure> {
-    let overlay = overlay.map(|(path, given)| overlay_of(session, spec, given, path)).transpose()?;
+    let overlay = overlay.map(|(path, given)| overlay_of(session, spec, given, path, lines)).transpose()?;
     let spec = match (overlay, base) {
         (Some(mut overlay), Some(base)) => {
             if overlay.options.backing.is_some() {
@@ -68,7 +72,7 @@ fn open_above(
         }
         (Some(overlay), None) => overlay,
         (None, Some(base)) => base.spec(spec),
-        (None, None) => current_spec(session, spec)?,
+        (None, None) => current_spec(session, spec, lines)?,
     };
     Ok((session.open(&spec)?, spec.options))
 }

@@ -1,6 +1,6 @@
 //! Overlays of what is served (`--overlay`): made if they are not there, and opened above it.
 
-use super::log_lines;
+use super::log_lines::LogLines;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::session::Session;
@@ -19,6 +19,7 @@ pub(crate) fn overlay_of(
     base: &ImageSpec,
     given: &OsStr,
     overlay: &Path,
+    lines: &LogLines,
 ) -> Result<ImageSpec, Failure> {
     let remote_name = backing_argument(given).map_err(|reason| Failure::opening_name(given, &reason))?;
     if overlay.symlink_metadata().is_err() {
@@ -30,7 +31,7 @@ pub(crate) fn overlay_of(
     spec.options.access = Access::ReadWrite;
     let info = look_at(session, &spec)?;
     let Some(found) = info.backing_file else {
-        log_lines::say(format!(
+        lines.say(format!(
             "{}: '{}' names no backing file: it has the whole disk, and '{}' is not used\n",
             session.dialect().name(),
             printable(&overlay.to_string_lossy()),

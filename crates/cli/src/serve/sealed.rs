@@ -1,6 +1,6 @@
 //! Images that are sealed since a fork: the overlay that holds the disk is served in their place.
 
-use super::log_lines;
+use super::log_lines::LogLines;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::session::Session;
@@ -13,7 +13,11 @@ use zebu_disks::{ImageSpec, printable};
 ///
 /// # Errors
 /// The overlay is missing, stands on something else, or may not be opened.
-pub(super) fn current_spec(session: &Session, spec: &ImageSpec) -> Result<ImageSpec, Failure> {
+pub(super) fn current_spec(
+    session: &Session,
+    spec: &ImageSpec,
+    lines: &LogLines,
+) -> Result<ImageSpec, Failure> {
     let is_plain = spec.filters.is_empty() && spec.described.is_none() && spec.driver.is_none();
     let may_be = matches!(spec.options.format, None | Some(Format::Qcow2));
     if spec.options.access == Access::ReadOnly || !is_plain || !may_be || !is_sealed(session, spec)? {
@@ -26,7 +30,7 @@ pub(super) fn current_spec(session: &Session, spec: &ImageSpec) -> Result<ImageS
     let mut names: Vec<PathBuf> = vec![spec.path.clone()];
     names.extend(overlays);
     let [.., base, current] = names.as_slice() else { return Ok(spec.clone()) };
-    log_lines::say(format!(
+    lines.say(format!(
         "{}: '{}' is sealed: its disk goes on in '{}', which is served\n",
         session.dialect().name(),
         printable(&spec.path.to_string_lossy()),

@@ -4,7 +4,8 @@ use crate::arguments::{EngineArgs, ImageArgs};
 use crate::local_argument::path_argument;
 use crate::serve::address::{Address, SocketAccess, group_argument, mode_argument};
 use crate::serve::device_number::{DeviceNumber, nbd_device_argument};
-use crate::serve::{isolate, log_lines};
+use crate::serve::isolate;
+use crate::serve::log_lines::LogLines;
 use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;
@@ -321,11 +322,12 @@ impl ServeArgs {
     }
 
     /// The log of the server.
-    pub(crate) fn log(&self, dialect: Program) -> Log {
+    pub(crate) fn log(&self, dialect: Program, lines: &LogLines) -> Log {
+        let lines = lines.clone();
         Log::new(self.log_level.level(), move |level, message| {
             // Names in it may be a client's; a message stays one line.
             let message = message.to_string();
-            log_lines::say(format!("{}: {}: {}\n", dialect.name(), level.name(), printable(&message)));
+            lines.say(format!("{}: {}: {}\n", dialect.name(), level.name(), printable(&message)));
         })
     }
 }

@@ -5,7 +5,7 @@
 //! goes on in good order, as `qemu-nbd` does. SIGXFSZ is ignored: a file that may not grow is an error of the request.
 //! (SIGPIPE is ignored by every Rust program, SIGBUS is the matter of `storage/mapping_guard.rs`.)
 
-use super::log_lines;
+use super::log_lines::LogLines;
 use crate::failure::Failure;
 use crate::stop_signals::{Answer, Asked, signals_of_servers, survive_size_limit, take_over_signals};
 use signal_hook::consts::SIGHUP;
@@ -57,7 +57,12 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Begins to watch: from now on, the first signal does not end the process.
-    pub(crate) fn watch(dialect: Program, counted: Counted, hangup: Hangup) -> Result<Self, Failure> {
+    pub(crate) fn watch(
+        dialect: Program,
+        lines: &LogLines,
+        counted: Counted,
+        hangup: Hangup,
+    ) -> Result<Self, Failure> {
         let fail = |error: io::Error| Failure::new(format!("could not watch for signals: {error}"));
         let (first, told) = UnixStream::pair().map_err(fail)?;
         let (reloads, told_of_reloads) = match hangup {
@@ -73,8 +78,13 @@ impl Signals {
         let mut signals = iterator::Signals::new(signals_of_servers()).map_err(fail)?;
         survive_size_limit().map_err(fail)?;
         let exports = Arc::new(OnceLock::<Exports>::new());
-        let ending =
-            Ending { dialect, asked: Asked::default(), told: Some(told), exports: Arc::clone(&exports) };
+        let ending = Ending {
+            dialect,
+            lines: lines.clone(),
+            asked: Asked::default(),
+            told: Some(told),
+            exports: Arc::clone(&exports),
+        };
         let ending = Arc::new(Mutex::new(ending));
         if counted == Counted::FromStarter {
             listen_to_starter(Arc::clone(&ending)).map_err(fail)?;
@@ -124,6 +134,7 @@ impl Signals {
 /// The end of a server, as signals bring it about.
 struct Ending {
     dialect: Program,
+    lines: LogLines,
     asked: Asked,
     /// Closed to have the server begin to end.
     told: Option<UnixStream>,
@@ -136,7 +147,7 @@ impl Ending {
         match self.asked.answer(signal, Instant::now()) {
             Answer::Begin => {
                 if signal == SIGHUP && !self.dialect.is_qemu() {
-                    log_lines::say(
+                    self.lines.say(
                         "zebu: warning: SIGHUP ends the server: there is no --config to be read again\n"
                             .to_owned(),
                     );
@@ -144,7 +155,7 @@ impl Ending {
                 self.begin();
             }
             Answer::EndAtOnce if !self.dialect.is_qemu() => {
-                say_what_is_lost(self.exports.get());
+                say_what_is_lost(&self.lines, self.exports.get());
                 exit(CUT_SHORT);
             }
             Answer::Wait | Answer::EndAtOnce => {}
@@ -170,7 +181,7 @@ fn listen_to_starter(ending: Arc<Mutex<Ending>>) -> io::Result<()> {
     Builder::new().name("zebu-starter".to_owned()).spawn(listen).map(drop)
 }
 
-fn say_what_is_lost(exports: Option<&Exports>) {
+fn say_what_is_lost(lines: &LogLines, exports: Option<&Exports>) {
     let mut text = "zebu: error: ended at once by a second signal\n".to_owned();
     for export in exports.into_iter().flat_map(Exports::iter) {
         let (name, bytes) = (export.name(), export.metrics().unflushed());
@@ -180,6 +191,6 @@ fn say_what_is_lost(exports: Option<&Exports>) {
             );
         }
     }
-    log_lines::say(text);
-    log_lines::finish();
+    lines.say(text);
+    lines.finish();
 }
