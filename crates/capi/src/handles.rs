@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 use zebu::{DetachedQueue, Disk};
 use zebu_disks::Context;
 use zebu_storage::ForkMark;
+use zebu_storage::sync::{Mutex, MutexGuard};
 
 /// The table of this process, or of the one that it was forked from.
 static OPEN: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
@@ -103,7 +104,7 @@ pub(crate) fn remove<T>(handle: *mut T) -> Outcome<()> {
 
 /// Queues that no thread has used yet.
 fn queues() -> MutexGuard<'static, HashMap<usize, DetachedQueue>> {
-    table().queues.lock().unwrap_or_else(PoisonError::into_inner)
+    table().queues.lock()
 }
 
 /// Gives out a number for a queue.

@@ -6,11 +6,11 @@ use crate::options::{Opening, checking, opening, target};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use zebu::check::{CheckOptions, check};
 use zebu::jobs::{ConvertOptions, ConvertTarget, JobControl, NewTarget, convert};
 use zebu::storage::{Engine, Worker, WorkerConfig};
 use zebu::{Access, Error, Image};
+use zebu_storage::sync::Mutex;
 
 /// `zebu_progress`: a C++ exception may come out of it, and ends the process then.
 pub type ZebuProgress = Option<unsafe extern "C-unwind" fn(*mut c_void, u64, u64) -> c_int>;
@@ -41,7 +41,7 @@ fn control(progress: ZebuProgress, user_data: *mut c_void) -> JobControl {
     let watcher = Mutex::new(Watcher { progress, user_data });
     let cancel = control.cancel.clone();
     control.progress(move |now| {
-        let watcher = watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let watcher = watcher.lock();
         if !cancel.is_cancelled() && !watcher.tell(now.done, now.total) {
             cancel.cancel();
         }

@@ -3,9 +3,10 @@
 use crate::failure::Failure;
 use crate::seek_table::{FOOTER, Frame, SeekTable};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zebu_remote::RemoteError;
+use zebu_storage::sync::Mutex;
 use zebu_storage::{Completer, FileId, IoBuf, Storage, StorageAbilities, StorageDone, StorageOp};
 use zstd_safe::DCtx;
 
@@ -44,14 +45,10 @@ struct Unfinished {
     errno: Option<i32>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Request {
     /// Takes a frame, or that it can't be had.
     fn take(&self, frame: &Frame, bytes: Result<&[u8], i32>) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         match bytes {
             Ok(bytes) => {
                 let start = frame.unpacked.start.max(self.offset);
@@ -99,7 +96,7 @@ impl FramesDisk {
 
     /// The first reason why a frame could not be unpacked.
     pub fn failure(&self) -> Option<String> {
-        locked(&self.0.state).failure.clone()
+        self.0.state.lock().failure.clone()
     }
 }
 
@@ -150,7 +147,7 @@ impl Shared {
                 Ok(bytes) => self.hand_out(number, &frame, Ok(bytes)),
                 Err(reason) => {
                     if let Some(reason) = reason {
-                        locked(&self.state).failure.get_or_insert(reason);
+                        self.state.lock().failure.get_or_insert(reason);
                     }
                     self.hand_out(number, &frame, Err(libc::EIO));
                 }
@@ -160,7 +157,7 @@ impl Shared {
     }
 
     fn hand_out(&self, number: usize, frame: &Frame, bytes: Result<Arc<[u8]>, i32>) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let waiting = state.waiting.remove(&number).unwrap_or_default();
         if let Ok(bytes) = &bytes {
             state.kept_bytes += bytes.len();
@@ -215,7 +212,7 @@ impl Storage for FramesDisk {
         let unfinished = Unfinished { done: Some(done), missing: frames.len(), errno: None };
         let request = Arc::new(Request { offset, len, state: Mutex::new(unfinished) });
         for (number, frame) in frames {
-            let mut state = locked(&self.0.state);
+            let mut state = self.0.state.lock();
             if let Some((_, bytes)) = state.kept.iter().find(|(known, _)| *known == number) {
                 let bytes = Arc::clone(bytes);
                 drop(state);

@@ -5,8 +5,9 @@ use crate::hashes::Hashes;
 use crate::whole::{Filling, Readers, Whole};
 use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use zebu_storage::sync::Mutex;
 use zebu_storage::{Completer, FileId, IoBuf, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// Blocks that were compared and are kept, so that small reads of one compare it once.
@@ -100,7 +101,7 @@ impl HashedDisk {
 
     /// The first reason why a read failed though there was an answer to it.
     pub fn failure(&self) -> Option<String> {
-        locked(&self.0.failure).clone()
+        self.0.failure.lock().clone()
     }
 
     /// Reads what nobody has read of a blob without hashes, and compares its digest. With hashes, there is nothing to do. `on`
@@ -148,14 +149,10 @@ impl HashedDisk {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Answers from a block that was compared before, if that has all.
     fn answer_from_kept(&self, wanted: Wanted, done: &mut Completer) -> bool {
-        let kept = locked(&self.kept);
+        let kept = self.kept.lock();
         let Some((_, bytes)) = kept
             .iter()
             .find(|(start, bytes)| *start == wanted.start && wanted.start + bytes.len() as u64 == wanted.end)
@@ -206,7 +203,7 @@ impl Shared {
             self.read(wanted, Some(guard), done);
             return;
         }
-        locked(&self.failure).get_or_insert(wrong);
+        self.failure.lock().get_or_insert(wrong);
         done.finish(Err(libc::EIO));
     }
 
@@ -241,7 +238,7 @@ impl Shared {
     fn keep_last(&self, wanted: Wanted, bytes: &[u8]) {
         let block = self.known.block();
         let start = (wanted.end - 1) / block * block;
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         kept.retain(|(known, _)| *known != start);
         kept.push_front((start, bytes[(start - wanted.start) as usize..].into()));
         kept.truncate(KEPT);

@@ -4,7 +4,7 @@ use crate::digest::{Digest, Hasher};
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use zebu_storage::sync::Mutex;
 
 /// Blocks whose hashes are noted at most.
 const MOST_BLOCKS: u64 = 1 << 18;
@@ -79,15 +79,11 @@ impl Whole {
         self.block
     }
 
-    fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes blocks that were read, whose bytes begin at `offset`; the reason if they are wrong.
     pub(crate) fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
         for (start, bytes) in (offset..).step_by(self.block as usize).zip(bytes.chunks(self.block as usize)) {
             let own: [u8; 32] = Sha256::digest(bytes).into();
-            let mut state = self.locked();
+            let mut state = self.state.lock();
             if let Some(wrong) = &state.wrong {
                 return Err(wrong.clone());
             }
@@ -118,7 +114,7 @@ impl Whole {
     /// Work that nobody asked for and that the digest needs, if it is time for that. [`Whole::end_filling`] says that a range
     /// was read.
     pub(crate) fn begin_filling(&self) -> Option<Filling> {
-        let mut state = self.locked();
+        let mut state = self.state.lock();
         if state.is_filling || state.hasher.is_none() {
             return None;
         }
@@ -132,12 +128,12 @@ impl Whole {
     }
 
     pub(crate) fn end_filling(&self) {
-        self.locked().is_filling = false;
+        self.state.lock().is_filling = false;
     }
 
     /// The next range that the digest lacks; `None` if it has all.
     pub(crate) fn next_missing(&self) -> Option<Range<u64>> {
-        self.missing(&self.locked())
+        self.missing(&self.state.lock())
     }
 
     fn missing(&self, state: &State) -> Option<Range<u64>> {
@@ -148,12 +144,12 @@ impl Whole {
 
     /// Bytes whose digest is known.
     pub(crate) fn front(&self) -> u64 {
-        self.locked().front
+        self.state.lock().front
     }
 
     /// Why reads fail.
     pub(crate) fn wrong(&self) -> Option<String> {
-        self.locked().wrong.clone()
+        self.state.lock().wrong.clone()
     }
 }
 
@@ -232,6 +228,6 @@ mod tests {
         for start in (LEAST_BLOCK..300 << 20).step_by(BLOCK) {
             large.take(start, &bytes[..BLOCK]).unwrap();
         }
-        assert!(large.locked().ahead_bytes <= AHEAD);
+        assert!(large.state.lock().ahead_bytes <= AHEAD);
     }
 }

@@ -14,10 +14,11 @@ use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zebu_remote::SignedText;
 use zebu_remote::http::{Authorizations, HttpOptions, HttpUrl, Signing, SigningError};
+use zebu_storage::sync::Mutex;
 
 /// The beginning of names by which a broker knows what to get.
 const NAME: &str = "oci-token ";
@@ -131,13 +132,9 @@ impl Tokens {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes what the registry wants to be shown.
     pub(crate) fn note(&self, challenge: Challenge) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.challenge.as_ref() != Some(&challenge) {
             *state = State { challenge: Some(challenge), value: None };
         }
@@ -148,7 +145,7 @@ impl Tokens {
     /// # Errors
     /// There are no credentials where they are needed, or no token is given for them.
     pub(crate) fn get(&self, why: Signing) -> Result<Option<String>, Failure> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(challenge) = state.challenge.clone() else { return Ok(None) };
         let now = Instant::now();
         if let Some(known) = &state.value

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use zebu_remote::RemoteError;
 use zebu_remote::http::{HttpClient, HttpOptions};
-use zebu_storage::sync::{Mutex, MutexGuard};
+use zebu_storage::sync::Mutex;
 
 /// How often a request is tried, beside the tries that `object_store` makes of each.
 const MOST_TRIES: u32 = 8;
@@ -88,7 +88,7 @@ impl Sender {
     }
 
     fn access(&self) -> Arc<Access> {
-        Arc::clone(&locked(&self.access))
+        Arc::clone(&self.access.lock())
     }
 
     /// Does a request with patience; once, credentials are read again.
@@ -104,7 +104,7 @@ impl Sender {
             if is_denial(&error) && !was_denied {
                 was_denied = true;
                 match Access::new(&self.name, &self.http, Environment(&of_process)) {
-                    Ok(access) => *locked(&self.access) = Arc::new(access),
+                    Ok(access) => *self.access.lock() = Arc::new(access),
                     Err(_) => return Err(error),
                 }
             } else if is_passing(&error) && tries < MOST_TRIES {
@@ -198,14 +198,14 @@ impl Sender {
             .await?;
         self.counters.sent.fetch_add(1, Ordering::Relaxed);
         self.counters.sent_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
-        locked(&self.parts).insert(index, sent.content_id);
+        self.parts.lock().insert(index, sent.content_id);
         Ok(())
     }
 
     /// The store has this part already.
     fn note_kept(&self, index: u64, etag: &str) {
         self.counters.kept.fetch_add(1, Ordering::Relaxed);
-        locked(&self.parts).insert(index, format!("\"{etag}\""));
+        self.parts.lock().insert(index, format!("\"{etag}\""));
     }
 
     /// Sends the last parts, and has the store make the object of all.
@@ -219,7 +219,7 @@ impl Sender {
         for (index, part) in full.into_iter().rev() {
             self.send(index, part).await.map_err(|error| describe(&error))?;
         }
-        let ids: Vec<String> = locked(&self.parts).values().cloned().collect();
+        let ids: Vec<String> = self.parts.lock().values().cloned().collect();
         if ids.len() as u64 != parts {
             return Err((libc::EIO, "a part of the object was never written".to_owned()));
         }
@@ -359,8 +359,4 @@ fn is_object_of(etag: &str, ids: &[String]) -> bool {
 /// The ETag in the name of a part.
 fn etag_in(id: &str) -> &str {
     id.trim_matches('"')
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
