@@ -26,7 +26,7 @@ use ureq_proto::http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE, IF_RANGE, LOCATION, RANGE, USER_AGENT,
 };
 use ureq_proto::http::{HeaderMap, Request, Response};
-use zebu_storage::sync::{Mutex, MutexGuard};
+use zebu_storage::sync::Mutex;
 
 /// Time without a sign of the server that requests have at the end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -235,19 +235,19 @@ impl Source {
     }
 
     pub(super) fn note_failure(&self, reason: &str) {
-        *locked(&self.failure) = Some(reason.to_owned());
+        *self.failure.lock() = Some(reason.to_owned());
     }
 
     pub(super) fn last_failure(&self) -> Option<String> {
-        locked(&self.failure).clone()
+        self.failure.lock().clone()
     }
 
     pub(super) fn note_given_up(&self, reason: &str) {
-        locked(&self.given_up).get_or_insert_with(|| reason.to_owned());
+        self.given_up.lock().get_or_insert_with(|| reason.to_owned());
     }
 
     pub(super) fn given_up(&self) -> Option<String> {
-        locked(&self.given_up).clone()
+        self.given_up.lock().clone()
     }
 
     /// Bytes came.
@@ -285,22 +285,22 @@ impl Source {
 
     /// Where the object is now.
     pub(super) fn place(&self) -> (HttpUrl, u64) {
-        let is_due = locked(&self.sign_at).is_some_and(|at| Instant::now() >= at);
+        let is_due = self.sign_at.lock().is_some_and(|at| Instant::now() >= at);
         // If that fails, the store's denial is what is told.
         if is_due && let Ok(url) = self.sign(Signing::InTime) {
-            let mut current = locked(&self.current);
+            let mut current = self.current.lock();
             if current.0.has_origin_of(&url) {
                 current.0 = url;
             }
         }
-        locked(&self.current).clone()
+        self.current.lock().clone()
     }
 
     /// A URL to begin with, which is signed anew if it is an object of a store.
     fn sign(&self, why: Signing) -> Result<HttpUrl, Trouble> {
         let Some(signed) = &self.signed else { return Ok(self.original.clone()) };
         let made = signed.sign(why).map_err(unsigned)?;
-        *locked(&self.sign_at) = Some(Instant::now() + made.good_for / 2);
+        *self.sign_at.lock() = Some(Instant::now() + made.good_for / 2);
         Ok(made.url)
     }
 
@@ -358,17 +358,17 @@ impl Source {
     pub(super) fn pin(&self, url: HttpUrl, len: u64, validators: Validators) {
         let validators = if self.options.mark.is_some() { Validators::default() } else { validators };
         let _ = self.pinned.set(Pinned { len, validators });
-        *locked(&self.current) = (url, 0);
+        *self.current.lock() = (url, 0);
     }
 
     /// Looks for the object again, unless another thread has since `generation`.
     pub(super) fn renew(&self, generation: u64, patience: &Patience<'_>) -> Result<(), Trouble> {
-        let _one = locked(&self.renewing);
+        let _one = self.renewing.lock();
         if self.place().1 != generation {
             return Ok(());
         }
         let (url, ..) = self.find(Some(&(0..1)), patience)?;
-        *locked(&self.current) = (url, generation + 1);
+        *self.current.lock() = (url, generation + 1);
         Ok(())
     }
 
@@ -553,11 +553,11 @@ impl Source {
         // The default is for whom the user has named, and not for where a server sends its clients.
         let entries = if url.has_origin_of(&self.original) { NetrcEntries::All } else { NetrcEntries::Named };
         let key = (url.host().to_owned(), entries);
-        if let Some(known) = locked(&self.netrc).get(&key) {
+        if let Some(known) = self.netrc.lock().get(&key) {
             return Ok(known.clone());
         }
         let found = Credentials::of_netrc(url.host(), entries)?;
-        locked(&self.netrc).insert(key, found.clone());
+        self.netrc.lock().insert(key, found.clone());
         Ok(found)
     }
 
@@ -659,10 +659,6 @@ fn status_of(response: &Response<()>) -> String {
         Some(words) => format!("{} {words}", status.as_u16()),
         None => status.as_u16().to_string(),
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Whether the host of a URL is a private address, as far as its text tells.
