@@ -25,6 +25,8 @@ mod network;
 mod percent;
 #[cfg(feature = "cache")]
 pub mod range_cache;
+#[cfg(any(feature = "http", feature = "cache"))]
+mod reader;
 mod stats;
 #[cfg(any(feature = "http", feature = "cache"))]
 mod streaks;

@@ -6,6 +6,7 @@ use super::fetch::{Fetch, Memory, answer};
 use super::read_around::ReadAround;
 use super::source::{Reply, Source, Trouble};
 use crate::afresh::AfreshCount;
+use crate::reader::{Reader, copy};
 use crate::streaks::{Found, Streaks};
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zebu_storage::sync::{Condvar, Mutex, MutexGuard};
-use zebu_storage::{Completer, StorageDone, StorageOp};
+use zebu_storage::{Completer, StorageDone};
 
 /// Reads of at least so many bytes go past the cache.
 const DIRECT: u64 = 256 << 10;
@@ -70,7 +71,7 @@ impl Limits {
 struct State {
     queue: VecDeque<Fetch>,
     /// Blocks that are being fetched, and who waits for each.
-    loading: HashMap<u64, Vec<Arc<Reader>>>,
+    loading: HashMap<u64, Vec<Arc<SmallRead>>>,
     cache: Cache,
     streaks: Streaks,
     threads: usize,
@@ -83,55 +84,9 @@ struct State {
 }
 
 /// A small read that waits for blocks.
-struct Reader {
+struct SmallRead {
     deadline: Instant,
-    waiting: Mutex<Waiting>,
-}
-
-struct Waiting {
-    /// `None` once answered.
-    done: Option<Completer>,
-    /// Blocks that are missing.
-    missing: usize,
-}
-
-impl Reader {
-    /// A block is there.
-    fn take(&self, number: u64, block: &[u8]) {
-        let mut waiting = self.waiting.lock();
-        let Some(done) = &mut waiting.done else { return };
-        copy(done, number, block);
-        waiting.missing -= 1;
-        if waiting.missing == 0
-            && let Some(done) = waiting.done.take()
-        {
-            drop(waiting);
-            answer(vec![done], Ok(()));
-        }
-    }
-
-    fn fail(&self, errno: i32) {
-        let done = self.waiting.lock().done.take();
-        if let Some(done) = done {
-            done.finish(Err(errno));
-        }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        let waiting = self.waiting.lock();
-        waiting.done.as_ref().is_none_or(Completer::is_cancelled)
-    }
-}
-
-/// Copies the part of a block that a read wants.
-fn copy(done: &mut Completer, number: u64, block: &[u8]) {
-    let StorageOp::Read { offset, len } = done.op() else { return };
-    let start = number * BLOCK;
-    let (from, to) = (offset.max(start), (offset + len).min(start + block.len() as u64));
-    if from < to {
-        let bytes = &block[(from - start) as usize..(to - start) as usize];
-        done.bufs_mut().copy_from((from - offset) as usize, bytes);
-    }
+    reader: Reader,
 }
 
 impl Ranged {
@@ -210,7 +165,7 @@ impl Ranged {
         let mut missing = Vec::new();
         for number in blocks(&range) {
             match state.cache.get(number) {
-                Some(block) => copy(&mut done, number, block),
+                Some(block) => copy(&mut done, number * BLOCK, block),
                 None => missing.push(number),
             }
         }
@@ -219,13 +174,13 @@ impl Ranged {
         if missing.is_empty() {
             answered = Some(done);
         } else {
-            let waiting = Waiting { done: Some(done), missing: missing.len() };
-            let reader = Arc::new(Reader { deadline, waiting: Mutex::new(waiting) });
+            let reader = Reader::new(done, missing.len());
+            let read = Arc::new(SmallRead { deadline, reader });
             for number in missing {
                 match state.loading.entry(number) {
-                    Entry::Occupied(mut others) => others.get_mut().push(Arc::clone(&reader)),
+                    Entry::Occupied(mut others) => others.get_mut().push(Arc::clone(&read)),
                     Entry::Vacant(place) => {
-                        place.insert(vec![Arc::clone(&reader)]);
+                        place.insert(vec![Arc::clone(&read)]);
                         wanted.push(number);
                     }
                 }
@@ -356,9 +311,9 @@ impl Ranged {
         match &fetch.memory {
             Memory::Readers(_) => fetch.is_cancelled(),
             Memory::Blocks(_) => {
-                let mut readers =
+                let mut reads =
                     blocks(&fetch.range).filter_map(|number| state.loading.get(&number)).flatten().peekable();
-                readers.peek().is_some() && readers.all(|reader| reader.is_cancelled())
+                reads.peek().is_some() && reads.all(|read| read.reader.is_cancelled())
             }
         }
     }
@@ -505,8 +460,8 @@ impl Ranged {
         let cause = if waiting.is_empty() { Cause::Neighbour } else { Cause::Read };
         state.cache.insert(number, Arc::clone(&block), cause);
         drop(state);
-        for reader in waiting {
-            reader.take(number, &block);
+        for read in waiting {
+            read.reader.take(number * BLOCK, &block);
         }
     }
 
@@ -529,12 +484,12 @@ impl Ranged {
         let mut state = self.state.lock();
         let is_final = state.is_closed || state.is_changed || self.source.is_out_of_grace();
         for number in blocks(range) {
-            let readers = state.loading.remove(&number).unwrap_or_default();
+            let reads = state.loading.remove(&number).unwrap_or_default();
             let is_patient =
-                |reader: &Arc<Reader>| !is_final && reader.deadline > now && !reader.is_cancelled();
-            let (patient, failed): (Vec<_>, Vec<_>) = readers.into_iter().partition(is_patient);
+                |read: &Arc<SmallRead>| !is_final && read.deadline > now && !read.reader.is_cancelled();
+            let (patient, failed): (Vec<_>, Vec<_>) = reads.into_iter().partition(is_patient);
             over.extend(failed);
-            if let Some(deadline) = patient.iter().map(|reader| reader.deadline).min() {
+            if let Some(deadline) = patient.iter().map(|read| read.deadline).min() {
                 state.loading.insert(number, patient);
                 let asked = deadline.checked_sub(self.source.options.timeout).unwrap_or(now);
                 self.queue_blocks(&mut state, vec![number], asked);
@@ -545,8 +500,8 @@ impl Ranged {
         if !over.is_empty() {
             self.source.note_given_up(reason);
         }
-        for reader in over {
-            reader.fail(libc::EIO);
+        for read in over {
+            read.reader.fail(libc::EIO);
         }
     }
 }

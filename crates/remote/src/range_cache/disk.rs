@@ -2,12 +2,12 @@
 
 use super::directory::RangeCache;
 use super::object::{Look, ObjectFiles};
-use super::reader::Reader;
 use super::record::{BLOCK, BLOCKS, RANGE};
 use super::version::ObjectVersion;
 use super::workers::Work;
 use crate::afresh::{Afresh, AfreshCount};
 use crate::error::RemoteError;
+use crate::reader::Reader;
 use crate::streaks::{Found, Streaks};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -113,7 +113,7 @@ impl Inner {
     /// Answers a read of a range within the object, not empty.
     fn read(self: &Arc<Self>, range: &Range<u64>, done: Completer) {
         let numbers = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        let reader = Arc::new(Reader::new(done, numbers.end - numbers.start));
+        let reader = Arc::new(Reader::new(done, (numbers.end - numbers.start) as usize));
         let is_here = numbers.clone().all(|number| self.object.has(number));
         let found = if is_here { Found::Here } else { Found::Away };
         let ahead = self.state.lock().streaks.note(range, found);
@@ -155,7 +155,7 @@ impl Inner {
                 Some(Loading::Arrived(block)) => {
                     let block = Arc::clone(block);
                     drop(state);
-                    reader.take(number, 0, &block);
+                    reader.take(number * BLOCK, &block);
                     return false;
                 }
                 None => drop(state),
@@ -163,7 +163,7 @@ impl Inner {
             let look = self.object.read(number, from, bytes);
             if look == Look::Hit {
                 self.cache.counters.hits.fetch_add(bytes.len() as u64, Relaxed);
-                reader.take(number, from, bytes);
+                reader.take(number * BLOCK + from as u64, bytes);
                 return false;
             }
             let mut state = self.state.lock();
@@ -186,7 +186,7 @@ impl Inner {
             Some(Loading::Arrived(block)) => {
                 let block = Arc::clone(block);
                 drop(state);
-                reader.take(number, 0, &block);
+                reader.take(number * BLOCK, &block);
             }
             None => {
                 state.loading.insert(number, Loading::Fetching(vec![Arc::clone(reader)]));
@@ -267,7 +267,7 @@ impl Inner {
         let left = if result.is_ok() { self.keep(&run, len, &blocks) } else { None };
         for (number, reader) in waiting {
             match (result, blocks.get((number - first) as usize)) {
-                (Ok(()), Some(block)) => reader.take(number, 0, block),
+                (Ok(()), Some(block)) => reader.take(number * BLOCK, block),
                 (Err(errno), _) => reader.fail(errno),
                 (Ok(()), None) => reader.fail(libc::EIO),
             }

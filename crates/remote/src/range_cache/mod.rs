@@ -10,7 +10,6 @@
 mod directory;
 mod disk;
 mod object;
-mod reader;
 mod record;
 mod uses;
 mod version;
