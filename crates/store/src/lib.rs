@@ -11,6 +11,7 @@
 mod access;
 mod environment;
 mod failure;
+mod hex;
 mod name;
 pub mod points;
 mod profiles;

@@ -1,5 +1,6 @@
 //! SHA-256 of objects, as lower-case hexadecimal digits.
 
+use crate::hex::hex;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read};
 
@@ -43,14 +44,6 @@ pub(super) fn of_reader(mut reader: impl Read) -> io::Result<(u64, String)> {
 /// Whether a text is such a hash.
 pub(super) fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

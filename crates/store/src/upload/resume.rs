@@ -1,13 +1,13 @@
 //! Uploads to S3 that were interrupted: the store's own lists say what it has.
 
 use crate::access::Access;
+use crate::hex::hex;
 use crate::name::StoreName;
 use md5::{Digest, Md5};
 use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 use zebu_remote::http::HttpClient;
@@ -36,13 +36,6 @@ pub(super) fn mark(part_size: u64) -> Vec<u8> {
 /// The ETag that S3 gives a part with these bytes, unless it encrypts it with a key of its own.
 pub(super) fn etag(bytes: &[u8]) -> String {
     hex(&Md5::digest(bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// The ETag of an object of parts.
