@@ -6,9 +6,9 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zebu_tests::nbd_client::{ACK, Client, ERROR, command, option};
-use zebu_tests::patience::wait_until;
+use zebu_tests::patience::{wait_for, wait_until};
 use zebu_tests::program::zebu;
 use zebu_tests::scratch::Scratch;
 use zebu_tests::server::Server;
@@ -209,7 +209,7 @@ fn a_read_only_export_is_not_written() {
 fn half_a_request_holds_nobody_up() {
     // Others are served while nobody's time is over.
     let (_scratch, server) = serve("--handshake-timeout 100000 --idle-timeout 100000");
-    let halves = halves_of_requests(&server);
+    let halves = halves_of_requests(&server).unwrap();
     serves(&server);
     for half in &halves {
         half.stream().set_nonblocking(true).unwrap();
@@ -222,23 +222,25 @@ fn half_a_request_holds_nobody_up() {
     server.stop();
     // Their time ends, and nobody else's connection is needed meanwhile.
     let (scratch, server) = serve("--handshake-timeout 5 --idle-timeout 5");
-    assert!(halves_of_requests(&server).iter_mut().all(Client::is_closed));
+    // On a busy machine, it may end before they have said their halves.
+    let mut halves = wait_for("halves in time", || halves_of_requests(&server).ok());
+    assert!(halves.iter_mut().all(Client::is_closed));
     server.stop();
     zebu(scratch.path(), ["io", "-f", "qcow2", "-r", "-c", "read -P 0 1M 8k", "disk.qcow2"]).ok();
 }
 
 /// Clients that say half of what they want: nothing, an option, a header, a payload.
-fn halves_of_requests(server: &Server) -> [Client; 4] {
-    let silent = Client::connect(server.socket()).unwrap();
-    let mut half_an_option = Client::start(server.socket()).unwrap();
-    half_an_option.say(b"IHAVE").unwrap();
-    let mut half_a_header = Client::open(server.socket(), "").unwrap();
+fn halves_of_requests(server: &Server) -> std::io::Result<[Client; 4]> {
+    let silent = Client::connect(server.socket())?;
+    let mut half_an_option = Client::start(server.socket())?;
+    half_an_option.say(b"IHAVE")?;
+    let mut half_a_header = Client::open(server.socket(), "")?;
     let header = half_a_header.header(0, command::READ, 1, 0, 512);
-    half_a_header.say(&header[..20]).unwrap();
-    let mut half_a_payload = Client::open(server.socket(), "").unwrap();
-    half_a_payload.request(0, command::WRITE, 1, 1 << 20, 8192).unwrap();
-    half_a_payload.say(&[1; 5000]).unwrap();
-    [silent, half_an_option, half_a_header, half_a_payload]
+    half_a_header.say(&header[..20])?;
+    let mut half_a_payload = Client::open(server.socket(), "")?;
+    half_a_payload.request(0, command::WRITE, 1, 1 << 20, 8192)?;
+    half_a_payload.say(&[1; 5000])?;
+    Ok([silent, half_an_option, half_a_header, half_a_payload])
 }
 
 #[test]
@@ -455,6 +457,7 @@ fn the_server_has_as_many_descriptors_as_it_may() {
     assert_eq!(found, Rlimit { current: limits.maximum, ..limits });
     // Without any left, that is told once, and those who wait are served when there are some again.
     let none = Rlimit { current: Some(server.descriptors() as u64 + 1), ..limits };
+    let began = Instant::now();
     prlimit(pid, Resource::Nofile, none).unwrap();
     let waiting: Vec<_> = (0..4).map(|_| UnixStream::connect(server.socket()).unwrap()).collect();
     server.wait_for_words("cannot accept a client");
@@ -464,7 +467,9 @@ fn the_server_has_as_many_descriptors_as_it_may() {
     serves(&server);
     drop(waiting);
     let said = server.stop_with_messages();
-    assert_eq!(said.lines().count(), 1, "{said}");
+    // Once a minute, that is.
+    let most = 1 + began.elapsed().as_secs() as usize / 60;
+    assert!((1..=most).contains(&said.lines().count()), "{said}");
     assert!(said.contains("cannot accept a client") && said.contains("ulimit -n"), "{said}");
 }
 
