@@ -1,9 +1,9 @@
 //! Programs that were killed, and the writes that they have left on their way: QEMU does not wait for those.
 
+use crate::patience::wait_until;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// The byte of a file that is locked as long as writes of a killed zebu may land.
 const MARK: i64 = 99;
@@ -11,16 +11,12 @@ const MARK: i64 = 99;
 /// Waits until nothing that a killed program has sent to a file is under way.
 ///
 /// # Panics
-/// If that takes two minutes.
+/// If they never land.
 #[track_caller]
 pub fn wait_for_writes_to(file: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(120);
     // What is not there any more has nobody to wait for it.
     let Ok(opened) = File::open(file) else { return };
-    while is_marked(&opened) {
-        assert!(Instant::now() < deadline, "{}: its writes do not land", file.display());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until(format_args!("the writes to {} land", file.display()), || !is_marked(&opened));
 }
 
 fn is_marked(file: &File) -> bool {

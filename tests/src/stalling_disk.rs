@@ -4,6 +4,7 @@
 //! Needs root.
 
 use crate::device::LoopDevice;
+use crate::patience::LONGEST;
 use crate::program::{finish, is_root};
 use crate::scratch::Scratch;
 use fuser::{
@@ -21,8 +22,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "disk";
 const FILE: INodeNo = INodeNo(2);
-/// How long a test waits for what must come.
-const LONGEST: Duration = Duration::from_secs(120);
 
 /// A kind of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +257,7 @@ impl StallingDisk {
     /// Waits until an operation is held.
     ///
     /// # Panics
-    /// If none comes within two minutes.
+    /// If none ever comes.
     pub fn wait_for_held(&self) {
         let state = self.shared.lock();
         let (_state, wait) = self
