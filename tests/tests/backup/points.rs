@@ -326,8 +326,9 @@ fn what_is_killed_harms_no_point() {
         scene.write();
         scene.take(&["--bitmap", "b"]);
     }
-    let mut killed = 0;
-    for round in 0..rounds {
+    let (mut killed, mut round) = (0, 0);
+    // Where commands are over sooner than they are killed, there are more rounds.
+    while round < rounds || killed <= rounds / 8 && round < 10 * rounds {
         scene.write();
         let copy = scene.copy();
         let point = format!("{STORE}@{}", scene.points()[0]);
@@ -367,6 +368,7 @@ fn what_is_killed_harms_no_point() {
             scene.take(&["--bitmap", "b"]);
             scene.check_all();
         }
+        round += 1;
     }
-    assert!(killed > rounds / 8, "{killed} of {rounds}");
+    assert!(killed > rounds / 8, "{killed} of {round}");
 }
