@@ -72,7 +72,7 @@ fn an_event_loop_drives_a_worker_through_its_descriptor() {
             if let Poll::Ready(written) = polled {
                 break written;
             }
-            assert!(readable(worker.as_fd(), Duration::from_secs(60)), "{engine:?}: completions show");
+            assert!(readable(worker.as_fd(), AGES), "{engine:?}: completions show");
             turns += 1;
             assert!(turns < 10_000, "the descriptor must not stay readable for nothing");
         };
@@ -132,7 +132,7 @@ fn read_counter(fd: BorrowedFd<'_>) -> Option<u64> {
 }
 
 /// Longer than anything here takes on a machine with other work.
-const AGES: Duration = Duration::from_secs(60);
+const AGES: Duration = Duration::from_secs(600);
 
 /// A thread that does something else for a moment and wakes.
 fn waking_thread() -> (mpsc::Sender<async_pair::To>, std::thread::JoinHandle<()>) {
@@ -552,7 +552,7 @@ fn a_task_may_hold_the_last_counted_handle() {
             start.elapsed() < Duration::from_secs(5)
         };
         // A wait for a task within itself lasts 5 s each time; a busy machine is late now and then.
-        assert!((0..4).any(|_| is_prompt()), "{engine:?}: nobody waited for a task within itself");
+        assert!((0..20).any(|_| is_prompt()), "{engine:?}: nobody waited for a task within itself");
     }
 }
 
@@ -583,10 +583,15 @@ fn the_end_of_a_worker_does_not_wait_for_ever() {
         let worker = worker(engine);
         drop(worker.spawn(std::future::pending::<()>()));
         worker.poll();
-        assert!(!worker.drain(Duration::from_millis(10)));
-        assert!(start.elapsed() < Duration::from_secs(3));
+        // A machine that stands still is late once, and hardly each time.
+        let is_prompt = || {
+            let start = Instant::now();
+            assert!(!worker.drain(Duration::from_millis(10)));
+            start.elapsed() < Duration::from_secs(3)
+        };
+        assert!((0..10).any(|_| is_prompt()), "{engine:?}: it waits longer than it was to");
         drop(worker);
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < AGES);
     }
 }
 

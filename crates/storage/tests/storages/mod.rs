@@ -1,6 +1,6 @@
 //! Storages that a program brings: answers from other threads, late ones, short ones, none.
 
-use super::{ENGINES, readable, worker};
+use super::{AGES, ENGINES, readable, worker};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
@@ -227,7 +227,7 @@ fn a_worker_ends_although_a_storage_would_wait_for_ever() {
             drop(worker);
             ended.send(()).unwrap();
         });
-        end.recv_timeout(Duration::from_secs(20)).expect("the worker's end waits for ever");
+        end.recv_timeout(AGES).expect("the worker's end waits for ever");
         thread.join().unwrap();
         assert!(storage.waiting.lock().unwrap().is_empty());
     }
@@ -250,9 +250,9 @@ fn an_event_loop_learns_of_answers_from_other_threads() {
             });
             let begin = Instant::now();
             while !over.get() {
-                assert!(readable(fd, Duration::from_secs(10)), "{engine:?}: nobody was woken");
+                assert!(readable(fd, AGES), "{engine:?}: nobody was woken");
                 worker.poll();
-                assert!(begin.elapsed() < Duration::from_secs(20));
+                assert!(begin.elapsed() < AGES);
             }
             drop(handle);
         }
