@@ -278,7 +278,7 @@ fn several_queues_change_and_read_one_chain() {
                         while done.load(SeqCst) < queues {
                             worker.wait(Some(std::time::Duration::from_millis(1)));
                         }
-                        assert!(worker.drain(std::time::Duration::from_secs(60)), "seed {seed}");
+                        assert!(worker.drain(std::time::Duration::from_secs(600)), "seed {seed}");
                         model
                     })
                 })

@@ -17,7 +17,7 @@ use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};
 
 /// Longer than anything here takes on a machine with other work.
-const AGES: Duration = Duration::from_secs(60);
+const AGES: Duration = Duration::from_secs(600);
 
 pub(super) fn worker(engine: Engine) -> Worker {
     Worker::new(&WorkerConfig::default().engine(engine)).unwrap()

@@ -136,7 +136,7 @@ fn signals_in_the_middle_of_requests_change_nothing() {
                 disk.read(offset, &mut found).unwrap();
                 assert!(found == written, "{engine:?} {turn}");
                 let (elapsed, signals) = (begin.elapsed(), SIGNALS.load(Ordering::Relaxed) - before);
-                let is_enough = signals > 100 || elapsed > Duration::from_secs(60);
+                let is_enough = signals > 100 || elapsed > Duration::from_secs(600);
                 if elapsed > Duration::from_millis(300) && is_enough {
                     break;
                 }

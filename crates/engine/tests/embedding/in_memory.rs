@@ -178,7 +178,7 @@ fn an_answer_that_never_comes_is_an_error_and_the_image_takes_no_harm() {
             assert!(image.flush(&worker).await.is_err());
             let closed = image.close(&worker);
             let mut closed = std::pin::pin!(closed);
-            let mut over = std::pin::pin!(worker.sleep(Duration::from_secs(60)));
+            let mut over = std::pin::pin!(worker.sleep(Duration::from_secs(600)));
             let is_over = std::future::poll_fn(|cx| {
                 if closed.as_mut().poll(cx).is_ready() {
                     return std::task::Poll::Ready(true);

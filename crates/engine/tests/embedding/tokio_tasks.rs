@@ -60,7 +60,7 @@ fn tasks_of_tokio_lose_nothing() {
                     })
                 });
                 for request in requests.collect::<Vec<_>>() {
-                    let ended = tokio::time::timeout(Duration::from_secs(60), request).await;
+                    let ended = tokio::time::timeout(Duration::from_secs(600), request).await;
                     ended.unwrap_or_else(|_| panic!("{engine:?}: round {round} hangs")).unwrap();
                 }
             }

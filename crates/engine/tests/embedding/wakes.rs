@@ -20,7 +20,7 @@ use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
 use zebu::{Disk, Durability, Request};
 
 /// A wait without an event takes longer than anything on a machine with other work.
-const AGES: Duration = Duration::from_secs(60);
+const AGES: Duration = Duration::from_secs(600);
 /// Tasks of a round.
 const TASKS: u64 = 8;
 
