@@ -73,7 +73,8 @@ impl Seeds {
         let start = Instant::now();
         let mut ran = 0;
         for seed in self.range.clone() {
-            if self.limit.is_some_and(|limit| start.elapsed() >= limit) {
+            // One at least, however little time there is.
+            if ran > 0 && self.limit.is_some_and(|limit| start.elapsed() >= limit) {
                 break;
             }
             match catch_unwind(AssertUnwindSafe(|| test(seed))) {
