@@ -679,7 +679,7 @@ mod tests {
                 }
             })));
             if under_way.len() == 32 {
-                let patience = pin!(worker.sleep(std::time::Duration::from_secs(60)));
+                let patience = pin!(worker.sleep(std::time::Duration::from_secs(600)));
                 let ended = worker.block_on(select(under_way.next(), patience));
                 assert!(matches!(ended, Either::Left(_)), "task {task} or one before is never woken");
             }
@@ -700,7 +700,7 @@ mod tests {
         // Some of them have a slot now, and others are the next to get one. None looks again.
         idle.poll();
         for _ in 0..3 * SLOTS_PER_THREAD {
-            let patience = pin!(worker.sleep(std::time::Duration::from_secs(60)));
+            let patience = pin!(worker.sleep(std::time::Duration::from_secs(600)));
             let run = pin!(pool.run(&worker, compress(&[1; 512])));
             let ended = worker.block_on(select(run, patience));
             assert!(matches!(ended, Either::Left(_)), "slots that nobody uses are not to be had");
@@ -725,7 +725,7 @@ mod tests {
             assert!(matches!(done.outcome, Outcome::Bytes(_)));
         }
         drop(worker.block_on(pool.run(&worker, compress(&[1; 512]))));
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(600);
         while free_slots(&pool).0 != free_slots(&pool).1 {
             assert!(std::time::Instant::now() < deadline, "a slot was lost");
             std::thread::yield_now();
