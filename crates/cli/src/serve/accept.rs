@@ -241,16 +241,26 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
     use zebu::storage::WorkerConfig;
 
+    /// A switch that clients throw, and those who wait for it.
+    #[derive(Default)]
+    struct Switch {
+        is_thrown: AtomicBool,
+        waiting: AtomicUsize,
+    }
+
     /// Gives a line back; `wait` is answered when the switch is thrown.
-    async fn echo(worker: &Worker, socket: Socket, slot: Rc<ConnectionSlot>, switch: &Cell<bool>) {
+    async fn echo(worker: &Worker, socket: Socket, slot: Rc<ConnectionSlot>, switch: &Switch) {
         let mut reader = Reader::new(100);
         let Ok(Some(line)) = reader.until(worker, &socket, b"\n").await else { return };
         slot.works();
-        while line == b"wait" && !switch.get() {
-            worker.sleep(Duration::from_millis(5)).await;
+        if line == b"wait" {
+            switch.waiting.fetch_add(1, SeqCst);
+            while !switch.is_thrown.load(SeqCst) {
+                worker.sleep(Duration::from_millis(5)).await;
+            }
         }
         send(worker, &socket, &line).await.unwrap();
     }
@@ -265,22 +275,17 @@ mod tests {
     }
 
     /// Serves the door until the thread has ended. The thread may throw the switch.
-    fn serve_until<T: Send + 'static>(
-        path: &Path,
-        clients: impl FnOnce(&AtomicBool) -> T + Send + 'static,
-    ) -> T {
+    fn serve_until<T: Send + 'static>(path: &Path, clients: impl FnOnce(&Switch) -> T + Send + 'static) -> T {
         let door = Door::new(UnixListener::bind(path).unwrap()).unwrap();
-        let thrown = Arc::new(AtomicBool::new(false));
-        let theirs = Arc::clone(&thrown);
+        let switch = Arc::new(Switch::default());
+        let theirs = Arc::clone(&switch);
         let thread = std::thread::spawn(move || clients(&theirs));
         let worker = Worker::new(&WorkerConfig::default()).unwrap();
-        let switch = Cell::new(false);
         worker.block_on(async {
             let mut doors = pin!(door.serve(&worker, |socket, slot| echo(&worker, socket, slot, &switch)));
             let mut over = pin!(async {
                 while !thread.is_finished() {
                     worker.sleep(Duration::from_millis(5)).await;
-                    switch.set(thrown.load(Relaxed));
                 }
             });
             poll_fn(|cx| match doors.as_mut().poll(cx) {
@@ -319,9 +324,13 @@ mod tests {
                     std::thread::spawn(move || ask(&at, "wait\n"))
                 })
                 .collect();
+            // One that has said nothing yet makes room.
+            while switch.waiting.load(SeqCst) < MOST {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             let others = std::thread::spawn(move || ask(&at, "a line\n"));
             std::thread::sleep(Duration::from_millis(100));
-            switch.store(true, Relaxed);
+            switch.is_thrown.store(true, SeqCst);
             assert!(busy.into_iter().all(|thread| thread.join().unwrap() == "wait"));
             assert_eq!(others.join().unwrap(), "a line");
         });
