@@ -32,7 +32,7 @@ pub(crate) enum Metric {
     DeviceReads,
     #[serde(rename = "device writes")]
     DeviceWrites,
-    /// System calls on the target, seen by strace; so are the next four.
+    /// System calls on the target, seen by strace; so are the next five.
     #[serde(rename = "reads of the target")]
     TargetReads,
     #[serde(rename = "writes to the target")]
@@ -40,6 +40,9 @@ pub(crate) enum Metric {
     /// Writes that do not begin and end where 4 KiB blocks do.
     #[serde(rename = "unaligned writes")]
     UnalignedWrites,
+    /// Writes that do not begin where the one before ended: for each, a disk that rotates has to seek.
+    #[serde(rename = "writes out of order")]
+    OutOfOrderWrites,
     /// fdatasync and fsync.
     #[serde(rename = "syncs of the target")]
     TargetSyncs,
