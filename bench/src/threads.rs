@@ -1,10 +1,10 @@
 //! The figures of `docs/threads.md`: written from what is saved, each between two markers, never by hand.
 
 use crate::Outcome;
-use crate::metric::Metric;
-use crate::record::{Results, find};
+use crate::metric::{Kind, Metric};
+use crate::record::{Heading, Results, find};
 use crate::stats::Summary;
-use crate::table::shown;
+use crate::table::{grouped, shown};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
@@ -15,8 +15,10 @@ const END: &str = "<!-- end of figures -->";
 struct Figures {
     /// In the marker.
     name: &'static str,
-    /// The year and the version of the figures that were published.
-    then: &'static str,
+    /// Headings of the figures that were published.
+    then: &'static [&'static str],
+    /// Headings of the figures that are measured.
+    now: &'static [&'static str],
     lines: &'static [Line],
 }
 
@@ -28,78 +30,174 @@ enum Shown {
     SecondsFor(u32),
 }
 
-/// A line: the figure that was published, and two sides of a row.
+/// A line: figures that were published, and sides of a row.
+#[derive(Clone, Copy)]
 struct Line {
     name: &'static str,
-    then: &'static str,
+    /// Under the first headings; there may be fewer.
+    then: &'static [&'static str],
     table: &'static str,
     row: &'static str,
     shown: Shown,
-    sides: [Option<&'static str>; 2],
+    /// The side below each heading, where there is one.
+    sides: &'static [Option<&'static str>],
 }
 
 const IOPS: Shown = Shown::Median(Metric::RequestsPerSecond);
 const SECONDS: Shown = Shown::Median(Metric::WallSeconds);
-const BOTH: [Option<&str>; 2] = [Some("zebu"), Some("QEMU")];
 
+/// A line of QEMU and zebu.
 const fn line(
     name: &'static str,
-    then: &'static str,
+    then: &'static [&'static str],
     table: &'static str,
     row: &'static str,
     shown: Shown,
 ) -> Line {
-    Line { name, then, table, row, shown, sides: BOTH }
+    Line { name, then, table, row, shown, sides: &[Some("QEMU"), Some("zebu")] }
+}
+
+impl Line {
+    /// The same line of other sides.
+    const fn of(self, sides: &'static [Option<&'static str>]) -> Self {
+        Self { sides, ..self }
+    }
 }
 
 #[rustfmt::skip]
 const FIGURES: &[Figures] = &[
-    Figures { name: "alignment", then: "2015, QEMU with and without the change", lines: &[
-        line("`convert` of 1 GiB to raw, O_DIRECT: seconds", "119.7 and 126.3 (30 times)", "alignment", "block requests of convert qcow2 to raw, 1 GiB", SECONDS),
-        line("the same: reads of the device", "2,086 and 3,622 requests in all", "alignment", "block requests of convert qcow2 to raw, 1 GiB", Shown::Median(Metric::DeviceReads)),
-        Line { sides: [Some("zebu, pages"), None], ..line("1 MiB reads into buffers at pages: seconds", "", "alignment", "block requests of 1 MiB reads, buffers at pages and past them, 1 GiB", SECONDS) },
-        Line { sides: [Some("zebu, 512 bytes past them"), None], ..line("1 MiB reads into buffers 512 bytes past pages: seconds", "", "alignment", "block requests of 1 MiB reads, buffers at pages and past them, 1 GiB", SECONDS) },
+    Figures { name: "alignment", then: &["2015, at pages", "2015, past them"], now: &["QEMU now", "zebu"], lines: &[
+        line("`convert` of 1 GiB to raw, O_DIRECT: seconds", &["4.0 (30 in 119.7)", "4.2 (30 in 126.3)"], "alignment", "block requests of convert qcow2 to raw, 1 GiB", SECONDS),
+        line("the same: reads of the device", &[], "alignment", "block requests of convert qcow2 to raw, 1 GiB", Shown::Median(Metric::DeviceReads)),
+        line("the same: writes to the device", &["2,086 of all kinds", "3,622 of all kinds"], "alignment", "block requests of convert qcow2 to raw, 1 GiB", Shown::Median(Metric::DeviceWrites)),
     ] },
-    Figures { name: "mapping", then: "2017, QEMU with whole tables, and with 4 KiB", lines: &[
-        line("16 GiB, 64 KiB clusters, 1 MiB of cache", "5,000 and 12,700", "mapping", "16 GiB, 64 KiB clusters, 1 MiB, shuffled, written: reads", IOPS),
-        Line { sides: [None, Some("QEMU, whole tables")], ..line("the same, whole tables", "5,000", "mapping", "16 GiB, 64 KiB clusters, 1 MiB, shuffled, written: reads", IOPS) },
-        line("2 TiB, 2 MiB clusters, 4 MiB of cache", "576 and 11,000", "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, shuffled, first blocks written: reads", IOPS),
-        Line { sides: [None, Some("QEMU, whole tables")], ..line("the same, whole tables", "576", "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, shuffled, first blocks written: reads", IOPS) },
-        line("16 GiB, the mapping all in the cache", "some 60,000", "mapping", "16 GiB, 64 KiB clusters, 1 MiB, sequential, never written: reads, all cached", IOPS),
-        line("16 GiB, 32 jobs in 32 MiB each", "\u{201c}20x faster\u{201d}", "mapping", "16 GiB, 64 KiB clusters, 1 MiB, sequential, never written: reads of 32 jobs in 32 MiB each", IOPS),
+    Figures { name: "buffers", then: &[], now: &["buffers at pages", "512 bytes past them"], lines: &[
+        line("1 GiB in reads of 1 MiB, O_DIRECT: seconds", &[], "alignment", "block requests of 1 MiB reads, buffers at pages and past them, 1 GiB", SECONDS).of(&[Some("zebu, pages"), Some("zebu, 512 bytes past them")]),
+        line("the same: reads of the device", &[], "alignment", "block requests of 1 MiB reads, buffers at pages and past them, 1 GiB", Shown::Median(Metric::DeviceReads)).of(&[Some("zebu, pages"), Some("zebu, 512 bytes past them")]),
+        line("1 GiB in writes of 1 MiB, O_DIRECT: seconds", &[], "alignment", "block requests of 1 MiB writes, buffers at pages and past them, 1 GiB", SECONDS).of(&[Some("zebu, pages"), Some("zebu, 512 bytes past them")]),
+        line("the same: writes to the device", &[], "alignment", "block requests of 1 MiB writes, buffers at pages and past them, 1 GiB", Shown::Median(Metric::DeviceWrites)).of(&[Some("zebu, pages"), Some("zebu, 512 bytes past them")]),
     ] },
-    Figures { name: "zeroing", then: "2019, SSD, QEMU with zero-range, and without", lines: &[
-        line("64 KiB clusters, step 4 KiB", "0.291 and 0.395", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 4k", Shown::SecondsFor(15_360)),
-        line("64 KiB clusters, step 64 KiB", "0.813 and 4.23", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 64k", Shown::SecondsFor(15_360)),
-        line("64 KiB clusters, step 1 MiB", "2.80 and 5.60", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 1M", Shown::SecondsFor(15_360)),
-        line("1 MiB clusters, step 4 KiB", "0.217 and 0.352", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 4k", Shown::SecondsFor(15_360)),
-        line("1 MiB clusters, step 64 KiB", "0.332 and 2.52", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 64k", Shown::SecondsFor(15_360)),
-        line("1 MiB clusters, step 1 MiB", "0.685 and 38.9", "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 1M", Shown::SecondsFor(15_360)),
-        line("the same on XFS: 64 KiB clusters, step 64 KiB", "", "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 64k, step 64k", Shown::SecondsFor(15_360)),
-        line("the same on XFS: 1 MiB clusters, step 1 MiB", "", "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 1M, step 1M", Shown::SecondsFor(15_360)),
+    Figures { name: "mapping", then: &["2017, whole tables", "2017, 4 KiB"], now: &["QEMU now, whole tables", "QEMU now, 4 KiB", "zebu", "a raw file"], lines: &[
+        line("16 GiB, 64 KiB clusters, 1 MiB of cache", &["5,000", "12,700"], "mapping", "16 GiB, 64 KiB clusters, 1 MiB, shuffled, written: reads", IOPS).of(&[Some("QEMU, whole tables"), Some("QEMU"), Some("zebu"), Some("raw")]),
+        line("the same, clusters in order, never written", &[], "mapping", "16 GiB, 64 KiB clusters, 1 MiB, sequential, never written: reads", IOPS).of(&[Some("QEMU, whole tables"), Some("QEMU"), Some("zebu"), Some("raw")]),
+        line("the same, the mapping all in the cache", &["some 60,000", "some 60,000"], "mapping", "16 GiB, 64 KiB clusters, 1 MiB, sequential, never written: reads, all cached", IOPS).of(&[None, Some("QEMU"), Some("zebu"), None]),
+        line("32 jobs in 32 MiB each, 1 MiB of cache", &["", "\u{201c}20x faster\u{201d}"], "mapping", "16 GiB, 64 KiB clusters, 1 MiB, sequential, never written: reads of 32 jobs in 32 MiB each", IOPS).of(&[None, Some("QEMU"), Some("zebu"), Some("raw")]),
+        line("2 TiB, 2 MiB clusters, 4 MiB of cache", &["576", "11,000"], "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, shuffled, first blocks written: reads", IOPS).of(&[Some("QEMU, whole tables"), Some("QEMU"), Some("zebu"), Some("raw")]),
+        line("the same, clusters in order, never written", &[], "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, sequential, never written: reads", IOPS).of(&[Some("QEMU, whole tables"), Some("QEMU"), Some("zebu"), Some("raw")]),
+        line("the same, the mapping all in the cache", &["some 60,000", "some 60,000"], "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, sequential, never written: reads, all cached", IOPS).of(&[None, Some("QEMU"), Some("zebu"), None]),
+        line("32 jobs in 32 MiB each, 4 MiB of cache", &[], "mapping-large", "2 TiB, 2 MiB clusters, 4 MiB, sequential, never written: reads of 32 jobs in 32 MiB each", IOPS).of(&[None, Some("QEMU"), Some("zebu"), Some("raw")]),
     ] },
-    Figures { name: "preallocation", then: "2020, QEMU 5.1, in a guest", lines: &[
-        line("ext4, off", "11,688", "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
-        Line { sides: [None, Some("QEMU, no zero-range")], ..line("ext4, off, without zero-range", "2,780", "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS) },
-        line("ext4, metadata", "9,132", "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation metadata", IOPS),
-        line("ext4, falloc", "13,108", "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation falloc", IOPS),
-        line("ext4, full", "16,351", "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation full", IOPS),
-        line("ext4, raw, sparse", "43,260", "preallocation", "Ext4: first 4 KiB writes, raw sparse file", IOPS),
-        line("XFS, off", "8,139", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
-        Line { sides: [None, Some("QEMU, no zero-range")], ..line("XFS, off, without zero-range", "2,965", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS) },
-        Line { sides: [Some("zebu, no hint"), None], ..line("XFS, off, without an extent size hint", "", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS) },
-        line("XFS, metadata", "7,768", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation metadata", IOPS),
-        line("XFS, falloc", "7,742", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation falloc", IOPS),
-        line("XFS, full", "41,389", "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation full", IOPS),
-        line("XFS, raw, sparse", "7,277", "preallocation", "Xfs: first 4 KiB writes, raw sparse file", IOPS),
-        line("XFS, raw, sparse, with a hint of 1 MiB", "", "preallocation", "Xfs: first 4 KiB writes, raw sparse file with an extent size hint of 1 MiB", IOPS),
-        line("XFS, a copy by reflink of a full image", "", "preallocation", "Xfs: first 4 KiB writes, reflinked copy of a full image", IOPS),
+    Figures { name: "memory", then: &[], now: &["the disk", "64 MiB, least cache"], lines: &[
+        line("16 GiB, 64 KiB clusters, 1 MiB of cache", &[], "memory", "memory: 16 GiB, 1 MiB of cache, reads", Shown::Median(Metric::MaxRssMib)).of(&[Some("zebu"), Some("zebu, 64 MiB disk")]),
+        line("2 TiB, 2 MiB clusters, 4 MiB of cache", &[], "memory", "memory: 2 TiB, 4 MiB of cache, reads", Shown::Median(Metric::MaxRssMib)).of(&[Some("zebu"), Some("zebu, 64 MiB disk")]),
+        line("64 TiB, 2 MiB clusters, 32 MiB of cache", &[], "memory", "memory: 64 TiB, 32 MiB of cache, reads", Shown::Median(Metric::MaxRssMib)).of(&[Some("zebu"), Some("zebu, 64 MiB disk")]),
     ] },
-    Figures { name: "compressed", then: "2021, QEMU as it was, and with the cache", lines: &[
-        Line { sides: [Some("zebu"), Some("QEMU, direct")], ..line("backup of 1,000 MiB of ones, O_DIRECT: seconds", "300 and 4.4", "backup", "backup of ones, zstd", SECONDS) },
-        Line { sides: [None, Some("QEMU, buffered")], ..line("the same, through the page cache: seconds", "5.7 and 5.4", "backup", "backup of ones, zstd", SECONDS) },
-        Line { sides: [Some("zebu"), Some("QEMU, direct")], ..line("backup of a file system, zstd: seconds", "", "backup", "backup of a file system, zstd", SECONDS) },
-        line("writes to the target, 256 MiB of a file system", "", "compress", "system calls of convert -c on the target, 256 MiB of a file system", Shown::Median(Metric::TargetWrites)),
+    Figures { name: "tables", then: &[], now: &["QEMU now", "zebu"], lines: &[
+        line("IOPS of 4,096 first writes, far apart, 1 GiB", &[], "sizes", "4096 first writes over 1 GiB", IOPS),
+        line("the same, 64 GiB", &[], "sizes", "4096 first writes over 64 GiB", IOPS),
+        line("the same, 4 TiB", &[], "sizes", "4096 first writes over 4 TiB", IOPS),
+        line("the same, 64 TiB", &[], "sizes", "4096 first writes over 64 TiB", IOPS),
+        line("500 first writes, each in its own L2 table, and a flush: writes", &[], "clusters", "calls of 500 writes, each the first in its own L2 table, and a flush", Shown::Median(Metric::TargetWrites)),
+        line("the same: writes that are no whole blocks of 4 KiB", &[], "clusters", "calls of 500 writes, each the first in its own L2 table, and a flush", Shown::Median(Metric::UnalignedWrites)),
+        line("the same: syncs", &[], "clusters", "calls of 500 writes, each the first in its own L2 table, and a flush", Shown::Median(Metric::TargetSyncs)),
+        line("snapshot of 256 GiB, all allocated: seconds", &[], "snapshots", "create a snapshot of 256 GiB, all allocated", SECONDS),
+    ] },
+    Figures { name: "zeroing", then: &["2019, SSD", "without", "2019, disk that rotates", "without"], now: &["QEMU now", "zebu"], lines: &[
+        line("ext4, 64 KiB clusters, step 4 KiB", &["0.291", "0.395", "1.75", "1.76"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 4k", Shown::SecondsFor(15_360)),
+        line("ext4, 64 KiB clusters, step 64 KiB", &["0.813", "4.23", "14.8", "9.84"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 64k", Shown::SecondsFor(15_360)),
+        line("ext4, 64 KiB clusters, step 1 MiB", &["2.80", "5.60", "18.3", "13.4"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 64k, step 1M", Shown::SecondsFor(15_360)),
+        line("ext4, 1 MiB clusters, step 4 KiB", &["0.217", "0.352", "0.759", "1.85"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 4k", Shown::SecondsFor(15_360)),
+        line("ext4, 1 MiB clusters, step 64 KiB", &["0.332", "2.52", "13.6", "19.4"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 64k", Shown::SecondsFor(15_360)),
+        line("ext4, 1 MiB clusters, step 1 MiB", &["0.685", "38.9", "29.0", "157"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 1M", Shown::SecondsFor(15_360)),
+        line("XFS, 64 KiB clusters, step 4 KiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 64k, step 4k", Shown::SecondsFor(15_360)),
+        line("XFS, 64 KiB clusters, step 64 KiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 64k, step 64k", Shown::SecondsFor(15_360)),
+        line("XFS, 64 KiB clusters, step 1 MiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 64k, step 1M", Shown::SecondsFor(15_360)),
+        line("XFS, 1 MiB clusters, step 4 KiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 1M, step 4k", Shown::SecondsFor(15_360)),
+        line("XFS, 1 MiB clusters, step 64 KiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 1M, step 64k", Shown::SecondsFor(15_360)),
+        line("XFS, 1 MiB clusters, step 1 MiB", &[], "clusters", "Xfs: 15,360 first writes of 4 KiB, cluster 1M, step 1M", Shown::SecondsFor(15_360)),
+    ] },
+    Figures { name: "calls", then: &[], now: &["QEMU now", "zebu"], lines: &[
+        line("ext4, 64 KiB clusters: writes", &[], "clusters", "Ext4: calls of 4000 first writes of 4 KiB, a cluster of 64k each", Shown::Median(Metric::TargetWrites)),
+        line("the same: fallocate and ftruncate", &[], "clusters", "Ext4: calls of 4000 first writes of 4 KiB, a cluster of 64k each", Shown::Median(Metric::TargetOthers)),
+        line("ext4, 1 MiB clusters: writes", &[], "clusters", "Ext4: calls of 4000 first writes of 4 KiB, a cluster of 1M each", Shown::Median(Metric::TargetWrites)),
+        line("the same: fallocate and ftruncate", &[], "clusters", "Ext4: calls of 4000 first writes of 4 KiB, a cluster of 1M each", Shown::Median(Metric::TargetOthers)),
+        line("XFS, 64 KiB clusters: writes", &[], "clusters", "Xfs: calls of 4000 first writes of 4 KiB, a cluster of 64k each", Shown::Median(Metric::TargetWrites)),
+        line("the same: fallocate and ftruncate", &[], "clusters", "Xfs: calls of 4000 first writes of 4 KiB, a cluster of 64k each", Shown::Median(Metric::TargetOthers)),
+        line("XFS, 1 MiB clusters: writes", &[], "clusters", "Xfs: calls of 4000 first writes of 4 KiB, a cluster of 1M each", Shown::Median(Metric::TargetWrites)),
+        line("the same: fallocate and ftruncate", &[], "clusters", "Xfs: calls of 4000 first writes of 4 KiB, a cluster of 1M each", Shown::Median(Metric::TargetOthers)),
+    ] },
+    Figures { name: "recycled", then: &[], now: &["written whole", "zero-range and a write", "as zebu chooses"], lines: &[
+        line("ext4, 16 KiB clusters", &[], "recycled", "Ext4: 4 KiB writes into recycled clusters of 16k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("ext4, 64 KiB clusters", &[], "recycled", "Ext4: 4 KiB writes into recycled clusters of 64k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("ext4, 256 KiB clusters", &[], "recycled", "Ext4: 4 KiB writes into recycled clusters of 256k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("ext4, 1 MiB clusters", &[], "recycled", "Ext4: 4 KiB writes into recycled clusters of 1M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("ext4, 2 MiB clusters", &[], "recycled", "Ext4: 4 KiB writes into recycled clusters of 2M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("XFS, 16 KiB clusters", &[], "recycled", "Xfs: 4 KiB writes into recycled clusters of 16k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("XFS, 64 KiB clusters", &[], "recycled", "Xfs: 4 KiB writes into recycled clusters of 64k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("XFS, 256 KiB clusters", &[], "recycled", "Xfs: 4 KiB writes into recycled clusters of 256k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("XFS, 1 MiB clusters", &[], "recycled", "Xfs: 4 KiB writes into recycled clusters of 1M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("XFS, 2 MiB clusters", &[], "recycled", "Xfs: 4 KiB writes into recycled clusters of 2M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("btrfs, 16 KiB clusters", &[], "recycled", "Btrfs: 4 KiB writes into recycled clusters of 16k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("btrfs, 64 KiB clusters", &[], "recycled", "Btrfs: 4 KiB writes into recycled clusters of 64k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("btrfs, 256 KiB clusters", &[], "recycled", "Btrfs: 4 KiB writes into recycled clusters of 256k", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("btrfs, 1 MiB clusters", &[], "recycled", "Btrfs: 4 KiB writes into recycled clusters of 1M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+        line("btrfs, 2 MiB clusters", &[], "recycled", "Btrfs: 4 KiB writes into recycled clusters of 2M", IOPS).of(&[Some("zebu, write"), Some("zebu, fallocate"), Some("zebu, auto")]),
+    ] },
+    Figures { name: "subclusters", then: &["October 2019, without", "with"], now: &["QEMU now, without", "QEMU now, with", "zebu, with"], lines: &[
+        line("ext4, overlay on raw", &["870", "12,391"], "overlays", "Ext4: first 4 KiB writes into 128 KiB clusters with subclusters, overlay on raw", IOPS).of(&[Some("QEMU, no subclusters"), Some("QEMU"), Some("zebu")]),
+        line("ext4, overlay on qcow2", &[], "overlays", "Ext4: first 4 KiB writes into 128 KiB clusters with subclusters, overlay on qcow2", IOPS).of(&[Some("QEMU, no subclusters"), Some("QEMU"), Some("zebu")]),
+        line("XFS, overlay on raw", &[], "overlays", "Xfs: first 4 KiB writes into 128 KiB clusters with subclusters, overlay on raw", IOPS).of(&[Some("QEMU, no subclusters"), Some("QEMU"), Some("zebu")]),
+        line("XFS, overlay on qcow2", &[], "overlays", "Xfs: first 4 KiB writes into 128 KiB clusters with subclusters, overlay on qcow2", IOPS).of(&[Some("QEMU, no subclusters"), Some("QEMU"), Some("zebu")]),
+    ] },
+    Figures { name: "preallocation", then: &["2020, QEMU 5.1, in a guest"], now: &["QEMU now", "zebu"], lines: &[
+        line("ext4, off", &["11,688"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
+        line("ext4, off, without zero-range", &["2,780"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS).of(&[Some("QEMU, no zero-range"), None]),
+        line("ext4, metadata", &["9,132"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation metadata", IOPS),
+        line("ext4, falloc", &["13,108"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation falloc", IOPS),
+        line("ext4, full", &["16,351"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation full", IOPS),
+        line("ext4, raw, sparse", &["43,260"], "preallocation", "Ext4: first 4 KiB writes, raw sparse file", IOPS),
+        line("ext4, raw, falloc", &["42,810"], "preallocation", "", IOPS).of(&[None, None]),
+        line("ext4, raw, full", &["83,197"], "preallocation", "", IOPS).of(&[None, None]),
+        line("XFS, off", &["8,139"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
+        line("XFS, off, without zero-range", &["2,965"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS).of(&[Some("QEMU, no zero-range"), None]),
+        line("XFS, off, without an extent size hint", &[], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS).of(&[None, Some("zebu, no hint")]),
+        line("XFS, metadata", &["7,768"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation metadata", IOPS),
+        line("XFS, falloc", &["7,742"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation falloc", IOPS),
+        line("XFS, full", &["41,389"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation full", IOPS),
+        line("XFS, raw, sparse", &["7,277"], "preallocation", "Xfs: first 4 KiB writes, raw sparse file", IOPS),
+        line("XFS, raw, sparse, with a hint of 1 MiB", &[], "preallocation", "Xfs: first 4 KiB writes, raw sparse file with an extent size hint of 1 MiB", IOPS),
+        line("XFS, raw, falloc", &["7,299"], "preallocation", "", IOPS).of(&[None, None]),
+        line("XFS, raw, full", &["88,404"], "preallocation", "", IOPS).of(&[None, None]),
+        line("XFS, a copy (`cp --reflink`) of a full image", &[], "preallocation", "Xfs: first 4 KiB writes, reflinked copy of a full image", IOPS),
+    ] },
+    Figures { name: "pieces", then: &[], now: &["QEMU now", "zebu"], lines: &[
+        line("ext4, written at random", &[], "readback", "Ext4: 1 MiB sequential reads of what was written at random", Shown::Median(Metric::ExtentsPerGib)).of(&[Some("QEMU's image"), Some("zebu's image")]),
+        line("ext4, written by four streams", &[], "readback", "Ext4: 1 MiB sequential reads of what was written by four streams", Shown::Median(Metric::ExtentsPerGib)).of(&[Some("QEMU's image"), Some("zebu's image")]),
+        line("XFS, written at random", &[], "readback", "Xfs: 1 MiB sequential reads of what was written at random", Shown::Median(Metric::ExtentsPerGib)).of(&[Some("QEMU's image"), Some("zebu's image")]),
+        line("XFS, written by four streams", &[], "readback", "Xfs: 1 MiB sequential reads of what was written by four streams", Shown::Median(Metric::ExtentsPerGib)).of(&[Some("QEMU's image"), Some("zebu's image")]),
+    ] },
+    Figures { name: "guest", then: &[], now: &["QEMU now", "zebu", "fio on a raw file"], lines: &[
+        line("writes, depth 32", &[], "serve-vhost-user", "serve over vhost-user-blk: 4 KiB random writes, depth 32", IOPS).of(&[Some("QEMU"), Some("zebu"), Some("fio, raw file")]),
+        line("writes, 4 rings x 32", &[], "serve-vhost-user", "serve over vhost-user-blk: 4 KiB random writes, 4 rings x 32", IOPS).of(&[Some("QEMU"), Some("zebu"), Some("fio, raw file")]),
+        line("reads, depth 32", &[], "serve-vhost-user", "serve over vhost-user-blk: 4 KiB random reads, depth 32", IOPS).of(&[Some("QEMU"), Some("zebu"), Some("fio, raw file")]),
+        line("reads, 4 rings x 32", &[], "serve-vhost-user", "serve over vhost-user-blk: 4 KiB random reads, 4 rings x 32", IOPS).of(&[Some("QEMU"), Some("zebu"), Some("fio, raw file")]),
+    ] },
+    Figures { name: "compressed", then: &["2021, as it was", "2021, with the cache"], now: &["QEMU now, O_DIRECT", "QEMU now, page cache", "zebu"], lines: &[
+        line("1,000 MiB of ones, O_DIRECT: seconds", &["300", "4.4"], "backup", "backup of ones, zstd", SECONDS).of(&[Some("QEMU, direct"), None, Some("zebu")]),
+        line("1,000 MiB of ones, page cache: seconds", &["5.7", "5.4"], "backup", "backup of ones, zstd", SECONDS).of(&[None, Some("QEMU, buffered"), None]),
+        line("1 GiB of a file system, zstd: seconds", &[], "backup", "backup of a file system, zstd", SECONDS).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("the same: memory of the process, MiB", &[], "backup", "backup of a file system, zstd", Shown::Median(Metric::MaxRssMib)).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("the same: image, MiB", &[], "backup", "backup of a file system, zstd", Shown::Median(Metric::ImageMib)).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("the same: of the source in the page cache, MiB", &[], "backup", "backup of a file system, zstd", Shown::Median(Metric::SourceCachedMib)).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("the same: of the target in the page cache, MiB", &[], "backup", "backup of a file system, zstd", Shown::Median(Metric::TargetCachedMib)).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("1 GiB of a file system, zlib: seconds", &[], "backup", "backup of a file system, zlib", SECONDS).of(&[Some("QEMU, direct"), None, Some("zebu")]),
+        line("512 MiB of noise, zstd: seconds", &[], "backup", "backup of noise, zstd", SECONDS).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("100 GiB, sparse: seconds", &[], "backup", "memory of a backup: a file system, and 100 GiB that are sparse", SECONDS).of(&[None, None, Some("zebu, sparse")]),
+        line("the same: memory of the process, MiB", &[], "backup", "memory of a backup: a file system, and 100 GiB that are sparse", Shown::Median(Metric::MaxRssMib)).of(&[None, None, Some("zebu, sparse")]),
+        line("p99 of another process that reads the disk meanwhile, \u{b5}s", &[], "backup", "4 KiB random reads of another process during a backup", Shown::Median(Metric::LatencyP99Micros)).of(&[Some("QEMU, direct"), Some("QEMU, buffered"), Some("zebu")]),
+        line("256 MiB of a file system: writes to the target", &[], "compress", "system calls of convert -c on the target, 256 MiB of a file system", Shown::Median(Metric::TargetWrites)).of(&[Some("QEMU"), None, Some("zebu")]),
+        line("the same: writes that are no whole blocks of 4 KiB", &[], "compress", "system calls of convert -c on the target, 256 MiB of a file system", Shown::Median(Metric::UnalignedWrites)).of(&[Some("QEMU"), None, Some("zebu")]),
+        line("the same: reads of the target", &[], "compress", "system calls of convert -c on the target, 256 MiB of a file system", Shown::Median(Metric::TargetReads)).of(&[Some("QEMU"), None, Some("zebu")]),
     ] },
 ];
 
@@ -123,22 +221,36 @@ fn filled(page: &str, tables: &[Results]) -> Outcome<String> {
 
 impl Figures {
     fn render(&self, tables: &[Results]) -> String {
-        let mut text = format!("| | {} | QEMU now | zebu |\n|---|---:|---:|---:|\n", self.then);
+        let headings = [self.then, self.now].concat();
+        let mut text = format!("| | {} |\n|---|{}\n", headings.join(" | "), "---:|".repeat(headings.len()));
         for line in self.lines {
-            let [zebu, qemu] = line.sides.map(|side| line.figure(side, tables));
-            let _ = writeln!(text, "| {} | {} | {qemu} | {zebu} |", line.name, line.then);
+            let then =
+                (0..self.then.len()).map(|at| line.then.get(at).copied().unwrap_or_default().to_owned());
+            let now = line.sides.iter().map(|side| line.figure(*side, tables));
+            let cells: Vec<String> = then.chain(now).collect();
+            let _ = writeln!(text, "| {} | {} |", line.name, cells.join(" | "));
         }
         let used = tables.iter().filter(|results| self.lines.iter().any(|line| line.table == results.table));
         let used: Vec<&Results> = used.collect();
         let names: Vec<&str> = used.iter().map(|results| results.table.as_str()).collect();
-        let of: BTreeSet<String> = used
-            .iter()
-            .map(|Results { heading, .. }| format!("{}, commit {}", heading.date, heading.commit))
-            .collect();
+        let of: BTreeSet<String> = used.iter().map(|results| origin(&results.heading)).collect();
         let of: Vec<String> = of.into_iter().collect();
         let _ = writeln!(text, "\n`cargo xtask bench {}` ({}).", names.join(" "), of.join("; "));
         text
     }
+}
+
+/// When a table was measured, of what, and where.
+fn origin(Heading { machine, date, commit, .. }: &Heading) -> String {
+    let commit = if commit.starts_with("built") { commit.clone() } else { format!("commit {commit}") };
+    let parts: Vec<&str> = machine.split(", ").collect();
+    let place: Vec<&str> = parts.iter().take(2).copied().collect();
+    let mut text = format!("{date}, {commit}, {}", place.join(" on "));
+    let version = parts.iter().find_map(|part| part.strip_prefix("qemu-img version "));
+    if let Some(version) = version.and_then(|version| version.split(' ').next()) {
+        let _ = write!(text, ", QEMU {version}");
+    }
+    text
 }
 
 impl Line {
@@ -153,7 +265,10 @@ impl Line {
                 }
             }
         };
-        value().map_or_else(String::new, shown)
+        let is_count = matches!(self.shown, Shown::Median(metric) if metric.kind() == Kind::Count);
+        value().map_or_else(String::new, |value| {
+            if is_count && value.fract() == 0.0 { grouped(value as u64) } else { shown(value) }
+        })
     }
 }
 
@@ -167,9 +282,13 @@ mod tests {
         let tables = Results::read_all(&root().join("bench/results")).unwrap();
         let page = std::fs::read_to_string(root().join("docs/threads.md")).unwrap();
         assert!(filled(&page, &tables).unwrap() == page, "run `cargo xtask bench --page`");
-        for line in FIGURES.iter().flat_map(|figures| figures.lines) {
-            for side in line.sides.into_iter().flatten() {
-                assert!(!line.figure(Some(side), &tables).is_empty(), "{}: {side}", line.name);
+        for figures in FIGURES {
+            for line in figures.lines {
+                assert!(line.then.len() <= figures.then.len(), "{}", line.name);
+                assert_eq!(line.sides.len(), figures.now.len(), "{}", line.name);
+                for side in line.sides.iter().copied().flatten() {
+                    assert!(!line.figure(Some(side), &tables).is_empty(), "{}: {side}", line.name);
+                }
             }
         }
     }
