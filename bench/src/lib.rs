@@ -30,6 +30,8 @@ mod stats;
 mod system_calls;
 mod tables;
 mod threads;
+#[cfg(test)]
+mod threads_items;
 mod web;
 
 /// The outcome of what can fail; an error is a text that says what to do.
