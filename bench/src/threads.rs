@@ -66,6 +66,14 @@ impl Line {
 
 #[rustfmt::skip]
 const FIGURES: &[Figures] = &[
+    Figures { name: "short", then: &["then"], now: &["QEMU now", "zebu"], lines: &[
+        line("[buffers](#buffers-at-pages): `convert` of 1 GiB, O_DIRECT, seconds", &["4.0 and 4.2"], "alignment", "block requests of convert qcow2 to raw, 1 GiB", SECONDS),
+        line("[parts of L2 tables](#parts-of-l2-tables): reads of 16 GiB with 1 MiB of cache, IOPS", &["5,000 and 12,700"], "mapping", "16 GiB, 64 KiB clusters, 1 MiB, shuffled, written: reads", IOPS),
+        line("[zeroing](#zeroing-the-rest-of-a-cluster): 15,360 first writes, 1 MiB clusters, seconds", &["0.685 and 38.9"], "clusters", "Ext4: 15,360 first writes of 4 KiB, cluster 1M, step 1M", Shown::SecondsFor(15_360)),
+        line("[first writes](#first-writes-and-preallocation): `off` on XFS, IOPS", &["8,139"], "preallocation", "Xfs: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
+        line("the same: `off` on ext4, IOPS", &["11,688"], "preallocation", "Ext4: first 4 KiB writes, 64 KiB clusters, preallocation off", IOPS),
+        line("[compressed backups](#compressed-backups): 1,000 MiB of ones, O_DIRECT, seconds", &["300 and 4.4"], "backup", "backup of ones, zstd", SECONDS).of(&[Some("QEMU, direct"), Some("zebu")]),
+    ] },
     Figures { name: "alignment", then: &["2015, at pages", "2015, past them"], now: &["QEMU now", "zebu"], lines: &[
         line("`convert` of 1 GiB to raw, O_DIRECT: seconds", &["4.0 (30 in 119.7)", "4.2 (30 in 126.3)"], "alignment", "block requests of convert qcow2 to raw, 1 GiB", SECONDS),
         line("the same: reads of the device", &[], "alignment", "block requests of convert qcow2 to raw, 1 GiB", Shown::Median(Metric::DeviceReads)),
