@@ -34,8 +34,10 @@ impl FileDriver {
     /// It is none of these.
     pub(crate) fn of_option(key: &str, name: &str) -> Result<Self, String> {
         Self::named(name).ok_or_else(|| {
+            let servers =
+                if key == "data-file.driver" { "" } else { ", nbd, rbd, http, https, s3, gs, az" };
             format!(
-                "Parameter '{key}': there is no driver '{name}' (there are file, nbd, rbd, http and https)"
+                "Parameter '{key}': there is no driver '{name}' (there are file, host_device, host_cdrom{servers})"
             )
         })
     }

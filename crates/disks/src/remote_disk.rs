@@ -1,5 +1,6 @@
 //! Disks on servers: how the command line describes them, and those that this command has opened.
 
+use crate::local_name::is_on_server;
 use crate::notices::{Notice, Notices};
 use crate::open_disk::{OpenDisk, added};
 use crate::points_disk::{PointChain, open_point};
@@ -68,12 +69,7 @@ pub enum RemoteName {
 impl RemoteName {
     /// Whether `name` has a protocol of these.
     pub fn is_name(name: &str) -> bool {
-        NbdAddress::is_name(name)
-            || HttpUrl::is_name(name)
-            || StoreName::is_name(name)
-            || RbdName::is_name(name)
-            || OciName::is_name(name)
-            || PointName::is_name(name)
+        is_on_server(name)
     }
 
     /// Reads a name, with the options of the command line for all disks.
