@@ -33,13 +33,10 @@ const KEYS: [&str; 18] = [
 
 /// Keys that QEMU has and zebu refuses, with the reason.
 const REFUSED: [(&str, &str); 4] = [
-    ("cookie-secret", "there are no secret objects; cookie= has the value"),
-    (
-        "password-secret",
-        "there are no secret objects; password-file=FILE has the password in its first line, or a netrc file",
-    ),
-    ("proxy-password-secret", "there are no secret objects; use proxy-password-file=FILE"),
-    ("force-range", "ranges are always asked for, and a server without them is noticed"),
+    ("cookie-secret", "use cookie=VALUE"),
+    ("password-secret", "use password-file=FILE, whose first line is the password, or a netrc file"),
+    ("proxy-password-secret", "use proxy-password-file=FILE, whose first line is the password"),
+    ("force-range", "ranges are always asked for, and a server without them is detected"),
 ];
 
 /// Keys that say who asks, or where to: a store has its own ways.

@@ -9,13 +9,13 @@ const KEYS: [&str; 6] = ["pool", "namespace", "image", "snapshot", "conf", "user
 
 /// Keys that QEMU has and zebu refuses, with the reason.
 const REFUSED: [(&str, &str); 4] = [
+    ("key-secret", "use the name rbd:POOL/IMAGE:keyring=FILE, whose file has the key"),
+    ("auth-client-required", "use the name rbd:POOL/IMAGE:auth_client_required=VALUE"),
+    ("server", "use conf=FILE, whose file names the monitors, or the name rbd:POOL/IMAGE:mon_host=ADDRESS"),
     (
-        "key-secret",
-        "there are no secret objects: the name rbd:POOL/IMAGE:keyring=FILE names a file with the key",
+        "encrypt",
+        "librbd's encryption is not used: zebu decrypts LUKS itself, with the format luks above driver=rbd",
     ),
-    ("auth-client-required", "the name rbd:POOL/IMAGE:auth_client_required=VALUE has it"),
-    ("server", "the file of 'conf' has the monitors, or the name rbd:POOL/IMAGE:mon_host=ADDRESS"),
-    ("encrypt", "librbd's encryption is not used: an image of the format luks is read as one"),
 ];
 
 /// The keys of one file, as far as they are those of RBD.
