@@ -40,7 +40,7 @@ fi
 /// A step before the files go, which is left out when newer ones replace them.
 const BEFORE_REMOVAL: &str = "\
 if [ -d /run/systemd/system ]; then
-    systemctl stop 'zebu-nbd@*.socket' 'zebu-nbd@*.service' 'zebu-vhost-user@*.service' 'zebu-fuse@*.service' 'zebu-ublk@*.service' || true
+    systemctl stop 'zebu-nbd@*.socket' 'zebu-nbd@*.service' 'zebu-serve@*.service' 'zebu-vhost-user@*.service' 'zebu-fuse@*.service' 'zebu-ublk@*.service' || true
 fi
 ";
 

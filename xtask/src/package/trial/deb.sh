@@ -5,6 +5,19 @@ remember
 dpkg -i "$package"
 is_there
 serves_during dpkg -i "$package"
+mkdir -p /etc/zebu
+cat >/etc/zebu/disk.toml <<'END'
+[server]
+nbd = ["unix:/run/zebu/disks.sock"]
+control = "/run/zebu/disks.ctl"
+
+[[exports]]
+name = "disk"
+file = "/var/lib/zebu/disk.qcow2"
+format = "qcow2"
+END
+is_served_by zebu-serve@.service /run/zebu/disks.sock
+rm -r /etc/zebu
 dpkg --purge zebu
 images_stay
 dpkg -i "$package"
