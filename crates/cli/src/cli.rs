@@ -14,6 +14,7 @@ use crate::output::terminal::{Colours, Terminal};
 use crate::qemu_names;
 use crate::serve::serve_args::ServeArgs;
 use crate::serve::{cleaner, connector, opener, service_manager};
+use crate::suggestion::most_similar;
 use crate::topics;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
@@ -86,7 +87,10 @@ enum Command {
     #[command(after_help = examples::RESIZE)]
     Resize(Deferred<resize::ResizeArgs>),
     /// List, take, apply or delete internal snapshots
-    #[command(after_help = examples::SNAPSHOT)]
+    #[command(
+        after_help = examples::SNAPSHOT,
+        override_usage = "zebu snapshot [-l | -c NAME | -a NAME | -d NAME] [OPTIONS] FILENAME"
+    )]
     Snapshot(Deferred<snapshot::SnapshotArgs>),
     /// Add, remove, clear, switch on and off, or merge persistent dirty bitmaps; `zebu info` lists them
     #[command(after_help = examples::BITMAP)]
@@ -134,7 +138,7 @@ enum Command {
     #[command(after_help = examples::BENCH)]
     Bench(Box<Deferred<bench::BenchArgs>>),
     /// Read, write and look at an image by commands, as qemu-io does
-    #[command(after_help = examples::IO)]
+    #[command(after_help = examples::IO, override_usage = "zebu io [-c COMMAND]... [OPTIONS] [FILENAME]")]
     Io(Deferred<io::IoArgs>),
     /// Attach images to virtual machines and other clients, over NBD, vhost-user-blk, FUSE and ublk
     ///
@@ -343,8 +347,11 @@ fn help(about: Option<&str>) -> Result<u8, Failure> {
 
 /// The failure where there is no help of this name.
 fn no_help(name: &str) -> Failure {
-    let meant = Cli::try_parse_from(["zebu", name]).err();
-    let meant = meant.as_ref().and_then(suggestion);
+    let command = Cli::command();
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let commands = commands.map(clap::Command::get_name);
+    let known: Vec<&str> = commands.chain(topics::TOPICS.iter().map(|topic| topic.name)).collect();
+    let meant = most_similar(name, &known);
     let meant = meant.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"));
     let message =
         format!("no command or topic '{}'{meant}; 'zebu help topics' lists the topics", printable(name));
@@ -441,11 +448,36 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
 
 /// The same, with what was probably meant.
 fn own_usage_message(error: &clap::Error) -> String {
-    let mut message = unknown_command(error).unwrap_or_else(|| usage_message(error));
-    if let Some(name) = suggestion(error) {
+    let told = unknown_command(error);
+    let is_command = told.is_some();
+    let mut message = told.unwrap_or_else(|| usage_message(error));
+    if let Some(topic) = topic_of(error) {
+        let _ = write!(message, " (see 'zebu help {topic}')");
+    } else if let Some(name) = suggestion(error) {
         let _ = write!(message, " (did you mean '{name}'?)");
+    } else if let (false, Some(usage)) = (is_command, usage_around(error)) {
+        let _ = write!(message, " (usage: {usage})");
     }
     message
+}
+
+/// The topic about a word that is no command, such as one of another program's.
+fn topic_of(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    topics::find(word).map(|topic| topic.name)
+}
+
+/// The usage of the command that was given a word too many.
+fn usage_around(error: &clap::Error) -> Option<String> {
+    let (Some(ContextValue::String(word)), Some(ContextValue::StyledStr(usage))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::Usage))
+    else {
+        return None;
+    };
+    let is_word = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
+    let usage = usage.to_string();
+    let words: Vec<&str> = usage.split_whitespace().filter(|word| *word != "Usage:").collect();
+    is_word.then(|| words.join(" "))
 }
 
 /// The message about a word in the place of a command of `ctl`: to clap it is an argument too many.
@@ -499,6 +531,21 @@ mod tests {
         ] {
             let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
             assert!(message.ends_with(&format!("(did you mean '{meant}'?)")), "{message}");
+        }
+    }
+
+    #[test]
+    fn words_of_other_programs_lead_to_a_topic() {
+        for (line, end) in [
+            (&["zebu", "shrink", "a"][..], "'shrink' (see 'zebu help tasks')"),
+            (&["zebu", "fuse"], "'fuse' (see 'zebu help serving')"),
+            (
+                &["zebu", "snapshot", "create", "a"],
+                "(usage: zebu snapshot [-l | -c NAME | -a NAME | -d NAME] [OPTIONS] FILENAME)",
+            ),
+        ] {
+            let message = own_usage_message(&Cli::command().try_get_matches_from(line).unwrap_err());
+            assert!(message.ends_with(end), "{message}");
         }
     }
 

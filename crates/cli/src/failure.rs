@@ -170,6 +170,7 @@ impl Failure {
             None => dialect.name().to_owned(),
         };
         let name = if self.kind == FailureKind::Option { &full } else { dialect.name() };
+        let message = &without_numbers(message);
         let message = if dialect.is_qemu() { &in_qemus_words(message) } else { message };
         let mut text = format!("{name}: {}\n", printable(message));
         if let Some(hint) = self.hint {
@@ -209,6 +210,17 @@ impl From<IoError> for Failure {
     fn from(error: IoError) -> Self {
         zebu::Error::from(error).into()
     }
+}
+
+/// A message without the numbers that the standard library appends to the system's words.
+fn without_numbers(message: &str) -> String {
+    let (mut text, mut rest) = (String::new(), message);
+    while let Some((before, behind)) = rest.split_once(" (os error ") {
+        text.push_str(before);
+        rest = behind.trim_start_matches(|c: char| c.is_ascii_digit());
+        rest = rest.strip_prefix(')').unwrap_or(rest);
+    }
+    text + rest
 }
 
 /// Whether a file is `file`, or what it is made from.
@@ -357,6 +369,13 @@ mod tests {
             failure.text(Program::Zebu, Some("info")),
             "zebu: Could not open 'a\\nb\\u{1b}[2J': gone\n"
         );
+    }
+
+    #[test]
+    fn the_systems_words_have_no_numbers() {
+        let (missing, full) = (std::io::Error::from_raw_os_error(2), std::io::Error::from_raw_os_error(28));
+        let text = Failure::new(format!("'a': {missing}; 'b': {full}")).text(Program::Zebu, None);
+        assert_eq!(text, "zebu: 'a': No such file or directory; 'b': No space left on device\n");
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub(crate) fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str>
     let is_one_slip =
         |candidate: &str| candidate.chars().count() > 2 && strsim::osa_distance(name, candidate) == 1;
     let likely = rated.filter(|(similarity, candidate)| *similarity > SIMILAR || is_one_slip(candidate));
-    likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
+    // Of names that are equally like it, the first.
+    likely.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, candidate)| candidate)
 }
 
 #[cfg(test)]
@@ -51,6 +52,7 @@ mod tests {
     fn a_slip_in_a_short_name_is_seen() {
         assert_eq!(most_similar("wbe", &["db", "web"]), Some("web"));
         assert_eq!(most_similar("db", &["dx", "web"]), None);
+        assert_eq!(most_similar("vm1", &["vm01", "vm10", "vm19"]), Some("vm01"));
     }
 
     #[test]

@@ -12,7 +12,33 @@ pub(crate) struct Topic {
 }
 
 /// All topics.
-pub(crate) const TOPICS: [Topic; 14] = [
+pub(crate) const TOPICS: [Topic; 15] = [
+    Topic {
+        name: "tasks",
+        also: &[
+            "task", "shrink", "compress", "grow", "extend", "expand", "import", "export", "copy", "cp", "revert",
+            "rollback", "undo", "files", "ls", "list", "unmount", "umount", "repair", "fsck", "diff", "delete",
+            "remove", "rm", "version", "share", "show", "status",
+        ],
+        about: "which command does what",
+        text: "\
+  what is it?                 zebu info disk.qcow2; zebu info --tree disk.qcow2; zebu map --picture disk.qcow2
+  another format              zebu convert disk.vmdk disk.qcow2
+  a smaller file              zebu convert -c disk.qcow2 small.qcow2
+  a larger or smaller disk    zebu resize disk.qcow2 +10G; zebu resize --shrink disk.qcow2 10G
+  the files on it             zebu mount disk.qcow2 /mnt, until Ctrl-C or umount /mnt
+  a copy to try things on     zebu clone disk.qcow2 try.qcow2
+  a snapshot, and back to it  zebu snapshot -c NAME disk.qcow2; zebu snapshot -a NAME disk.qcow2
+  a snapshot less             zebu snapshot -d NAME disk.qcow2
+  a backup each night         zebu backup disk.qcow2 store:DIR/NAME --keep-daily 7
+  a night back                zebu points store:DIR/NAME; zebu restore store:DIR/NAME@POINT disk.qcow2
+  a night less                zebu forget --prune store:DIR/NAME@POINT
+  for a virtual machine       zebu serve --nbd unix:disk.sock disk.qcow2
+  what servers do             zebu top /run/zebu/*.ctl; zebu ctl SOCKET --help
+  what differs                zebu compare a.qcow2 b.qcow2
+  repair                      zebu check -r all disk.qcow2
+  the version                 zebu --version",
+    },
     Topic {
         name: "options",
         also: &[],

@@ -273,7 +273,7 @@ impl fmt::Display for Concern {
             Self::Bitmaps { count: 0 } => f.write_str("has persistent bitmaps that are no longer consistent"),
             Self::Bitmaps { count } => write!(f, "has {count} persistent bitmaps"),
             Self::UnknownParts { what } => write!(f, "has unknown {what}, which are ignored"),
-            Self::Guessed => f.write_str("has a format that was guessed (name it)"),
+            Self::Guessed => f.write_str("has a format that was guessed, since none was given"),
         }
     }
 }

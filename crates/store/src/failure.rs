@@ -42,12 +42,18 @@ pub(crate) fn describe(error: &Error) -> (i32, String) {
     if let Some(told) = explain_store_error(status, &text) {
         return told;
     }
-    let errno = match status {
-        404 => libc::ENOENT,
-        401 | 403 => libc::EACCES,
-        _ => libc::EIO,
-    };
-    (errno, innermost(error))
+    match status {
+        404 => (libc::ENOENT, innermost(error)),
+        // A request for the head of an object is answered without a document.
+        401 | 403 => {
+            let reason = format!(
+                "the store denies access: the credentials are wrong or over, or give no right to it (it \
+                 answers {status})"
+            );
+            (libc::EACCES, reason)
+        }
+        _ => (libc::EIO, innermost(error)),
+    }
 }
 
 /// Whether another try with fresh credentials may help.
@@ -85,5 +91,18 @@ fn innermost(error: &Error) -> String {
     match status_in(line) {
         Some(status) => format!("the store answers {status}"),
         None => line.chars().filter(|c| !c.is_control()).take(200).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_without_a_document_says_where_to_look() {
+        let error = Error::PermissionDenied { path: "a".to_owned(), source: "denied".into() };
+        let (errno, reason) = describe(&error);
+        assert_eq!(errno, libc::EACCES);
+        assert!(reason.contains("credentials") && reason.contains("403"), "{reason}");
     }
 }

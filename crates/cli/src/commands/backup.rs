@@ -336,6 +336,10 @@ fn back_up(
             report
         });
     }
+    if args.target == spec.path {
+        let message = format!("'{}' is the source: give the backup another name", args.target.display());
+        return Err(Failure::new(message));
+    }
     session.with_image(&spec, |image| {
         warn_of_lost(unusual(image.logical_sector_size()), args.target.as_os_str());
         let worker = session.worker();

@@ -16,7 +16,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use zebu::{CreateOptions, ErrorKind, Format, Image};
 use zebu_disks::size::parse_size;
-use zebu_disks::{Context, Sources, allowed_references, given_only};
+use zebu_disks::{Context, Program, Sources, allowed_references, given_only, without_secrets};
 
 /// Arguments of `zebu create`.
 #[derive(Debug, clap::Args)]
@@ -77,6 +77,7 @@ pub(crate) struct CreateArgs {
 pub(crate) fn run(args: &mut CreateArgs, context: &Context) -> Result<u8, Failure> {
     option_lists::check(context.dialect, &args.options)?;
     if let Some(name) = &args.filename {
+        check_order(args, context.dialect)?;
         settle_format(context.dialect, &mut args.format, name, "-f")?;
     }
     let args = &*args;
@@ -114,6 +115,17 @@ impl CreateArgs {
     fn format(&self) -> Format {
         self.format.as_ref().map_or(Format::Raw, |named| named.format)
     }
+}
+
+/// Refuses a size in the place of the name, which would be that of a file.
+fn check_order(args: &CreateArgs, dialect: Program) -> Result<(), Failure> {
+    let (Some(name), Some(size)) = (&args.filename, &args.size) else { return Ok(()) };
+    let is_size = |text: &str| parse_size(text).is_ok();
+    if dialect.is_qemu() || is_size(size) || !name.to_str().is_some_and(is_size) {
+        return Ok(());
+    }
+    let (name, size) = (without_secrets(size.as_ref()), name.display());
+    Err(Failure::usage(format!("'{size}' is a size: the name comes first, as in `zebu create {name} {size}`")))
 }
 
 /// Settles the size and the backing file.

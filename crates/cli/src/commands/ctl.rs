@@ -8,7 +8,7 @@ mod server;
 use crate::arguments::EngineArgs;
 use crate::backing;
 use crate::failure::Failure;
-use crate::local_argument::path_argument;
+use crate::local_argument::{live_target_argument, path_argument};
 use crate::output::{json, stderr, stdout};
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::serve::control_request::{
@@ -232,7 +232,7 @@ struct BackupStartArgs {
     export: Option<String>,
 
     /// The new image, a qcow2 one
-    #[arg(value_name = "TARGET", value_parser = path_argument())]
+    #[arg(value_name = "TARGET", value_parser = live_target_argument())]
     target: PathBuf,
 
     /// Compress the clusters of the target

@@ -5,12 +5,14 @@ use crate::commands::stores;
 use crate::commands::stores::shared::store_argument;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
+use crate::output::units::size_short;
 use crate::output::{json, stderr, stdout};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use zebu::jobs::{VerifyOptions, VerifyReport, verify};
 use zebu::{Access, CacheMode};
@@ -106,6 +108,10 @@ pub(crate) fn run(args: &VerifyArgs, context: &Context) -> Result<u8, Failure> {
     }
     if !args.quiet {
         stdout::print(&match args.inspect.output {
+            // As of a backup: programs have read the exact figures so far.
+            OutputFormat::Human if std::io::stdout().is_terminal() && !args.inspect.engine.verbose => {
+                summary(&report) + "\n"
+            }
             OutputFormat::Human => human_text(&report),
             OutputFormat::Json => json::to_text(context.dialect, &json_report(report.clone()))?,
         })?;
@@ -126,6 +132,22 @@ fn json_report(report: VerifyReport) -> Report {
         gave_up_at: report.gave_up_at,
         disk_hash: report.disk_hash,
     }
+}
+
+/// The same for people.
+fn summary(report: &VerifyReport) -> String {
+    let (read, total) = (size_short(report.read), size_short(report.total));
+    let mut text = match report.bad {
+        0 => format!("no damage in {read} of data, of a disk of {total}"),
+        bad => format!("{} of a disk of {total} are bad: they can't be read, or differ", size_short(bad)),
+    };
+    if report.gave_up_at.is_some() {
+        text += "; gave up there: too much of it is bad";
+    }
+    if report.bad == 0 && report.disk_hash.is_some() {
+        text += ", as the manifest says";
+    }
+    text
 }
 
 fn human_text(report: &VerifyReport) -> String {

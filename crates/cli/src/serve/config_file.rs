@@ -183,6 +183,14 @@ impl Source<'_> {
         1 + self.text.get(..at).unwrap_or_default().matches('\n').count()
     }
 
+    /// Whether the value in the line of a byte is a text without quotes.
+    fn has_bare_text(&self, at: usize) -> bool {
+        let line = self.text.lines().nth(self.line(at) - 1).unwrap_or_default();
+        let value = line.split_once('=').map_or("", |(_, value)| value.trim());
+        let word = value.split([' ', '#']).next().unwrap_or_default();
+        value.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && !["true", "false"].contains(&word)
+    }
+
     /// A mistake in a range of bytes: with the key of its line, if it has one.
     fn mistake(&self, span: Range<usize>, key: Option<&str>, what: impl fmt::Display) -> String {
         let line = self.line(span.start);
@@ -215,7 +223,11 @@ impl ConfigFile {
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, String> {
         let source = Source { path, text };
         let parsed: Text = toml::from_str(text).map_err(|error| {
-            source.mistake(error.span().unwrap_or_default(), None, error.message().trim().replace('\n', " "))
+            let span = error.span().unwrap_or_default();
+            let what = error.message().trim().replace('\n', " ");
+            let what = what.replace("expected a sequence", "expected a list in brackets");
+            let hint = if source.has_bare_text(span.start) { " (a text stands in quotes)" } else { "" };
+            source.mistake(span, None, what + hint)
         })?;
         let mut groups = BTreeMap::new();
         for (name, limits) in parsed.groups {
@@ -427,6 +439,8 @@ read-only = true
             (&format!("{export}group = \"g\"\n"), "line 4: group: there is no group 'g' in this file"),
             (&format!("{export}format = \"nosuch\"\n"), "line 4: format: Unknown file format 'nosuch'"),
             (&format!("{export}read-only = 1\n"), "line 4: read-only: invalid type"),
+            (&format!("{export}group = tenant\n"), "(a text stands in quotes)"),
+            ("[server]\nnbd = \"unix:x\"\n", "line 2: nbd: invalid type: string \"unix:x\", expected a list in brackets"),
             (&format!("{export}burst = 1\n"), "line 2: export 'a': burst is of a limit"),
             ("[[exports]]\nfile = \"b\"\n", "missing field `name`"),
             ("[[exports]]\nname = \"\"\nfile = \"b\"\n", "line 2: name: an export needs a name"),

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
+use zebu_disks::errno_text;
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,12 +70,17 @@ fn sample(connection: &mut Option<Connection>, socket: &Path) -> Sample {
     Sample { at: Instant::now(), found }
 }
 
+/// The system's words for an error.
+fn words(error: &std::io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), errno_text)
+}
+
 impl Connection {
     fn open(socket: &Path) -> Result<Self, String> {
-        let stream = UnixStream::connect(socket).map_err(|error| error.to_string())?;
+        let stream = UnixStream::connect(socket).map_err(|error| words(&error))?;
         let patience = Some(PATIENCE);
         let set = stream.set_read_timeout(patience).and_then(|()| stream.set_write_timeout(patience));
-        set.map_err(|error| error.to_string())?;
+        set.map_err(|error| words(&error))?;
         Ok(Self(BufReader::new(stream)))
     }
 
@@ -101,7 +107,7 @@ impl Connection {
     fn ask(&mut self, command: Command) -> Result<Result<Value, String>, String> {
         let fail = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => "no answer".to_owned(),
-            _ => error.to_string(),
+            _ => words(&error),
         };
         let mut line =
             serde_json::to_string(&Request { id: None, command }).map_err(|error| error.to_string())?;

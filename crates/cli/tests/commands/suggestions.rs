@@ -22,6 +22,14 @@ fn messages_about_unknown_names_say_which_was_meant() {
         ("convert -O qcow -o x=y a.qcow2 b", "qcow"),
         ("snaphot a.qcow2", "did you mean 'snapshot'?"),
         ("info --ouput json a.qcow2", "did you mean '--output'?"),
+        ("help formts", "did you mean 'formats'?"),
+        ("shrink a.qcow2", "see 'zebu help tasks'"),
+        ("points backups", "did you mean 'store:backups'?"),
+        ("restore a.qcow2 c.qcow2", "`zebu convert`"),
+        ("create 10G c.qcow2", "`zebu create c.qcow2 10G`"),
+        ("backup a.qcow2 a.qcow2", "'a.qcow2' is the source"),
+        ("io a.qcow2 write", "usage: zebu io [-c COMMAND]..."),
+        ("ctl a.ctl backup-start store:backups/a", "zebu ctl SOCKET checkpoint"),
     ] {
         scratch.zebu(&words(line)).fails_naming(1, &[meant]);
     }

@@ -49,7 +49,13 @@ fn disks_for_virtual_machines() {
     works("docs/tutorial/operator.md");
 }
 
-/// The first session: commands after `$ `, and what they print. `...` stands for what is not the same every time.
+/// Runs a line of a shell on a terminal, as [`pasted`].
+fn typed(scratch: &Scratch, line: &str) -> String {
+    let printed = pasted(scratch, &format!("script -q -e -c \"stty cols 80 rows 24; {line}\" /dev/null"));
+    printed.replace("\r\n", "\n")
+}
+
+/// The first session: commands after `$ `, and what they print on a terminal. `...` stands for what is not the same every time.
 #[test]
 fn the_first_session_prints_what_it_says() {
     let scratch = Scratch::new();
@@ -67,7 +73,7 @@ fn the_first_session_prints_what_it_says() {
     }
     assert!(steps.len() > 4, "{steps:?}");
     for (command, expected) in steps {
-        let printed = pasted(&scratch, &command);
+        let printed = typed(&scratch, &command);
         let is_same = match expected.split_once("...") {
             Some((begin, end)) => printed.starts_with(begin) && printed.ends_with(end),
             None => printed == expected,

@@ -7,6 +7,7 @@ use super::{BackupArgs, options};
 use crate::commands::stores::shared::{tell_damaged, texts};
 use crate::default_cache_mode::DefaultCacheMode;
 use crate::failure::Failure;
+use crate::output::units::size_short;
 use crate::output::{json, stderr, stdout};
 use crate::sector_size::{unusual, warn_of_lost};
 use crate::session::Session;
@@ -15,6 +16,7 @@ use crate::unreadable;
 use crate::values::OutputFormat;
 use crate::watch::Watch;
 use serde::Serialize;
+use std::io::IsTerminal;
 use zebu::jobs::{BackupIdentity, BackupReport, BitmapUse, backup};
 use zebu::{Access, CacheMode, Compression, ErrorKind, Image};
 use zebu_disks::Context;
@@ -399,6 +401,7 @@ fn tell(args: &BackupArgs, context: &Context, published: Published) -> Result<u8
         failed,
     };
     let text = match args.output {
+        OutputFormat::Human if std::io::stdout().is_terminal() && !args.engine.verbose => summary(&report),
         OutputFormat::Human => human_text(&report),
         OutputFormat::Json => json::to_text(context.dialect, &report)?,
     };
@@ -406,12 +409,33 @@ fn tell(args: &BackupArgs, context: &Context, published: Published) -> Result<u8
     Ok(code)
 }
 
-fn human_text(report: &Report) -> String {
-    let way = match report.way {
+fn way_text(way: Way) -> &'static str {
+    match way {
         Way::Full => "full",
         Way::Bitmap => "by the bitmap",
         Way::Scan => "compared",
+    }
+}
+
+/// The report for people.
+fn summary(report: &Report) -> String {
+    let unreadable = match report.unreadable {
+        0 => String::new(),
+        bytes => format!(", {} could not be read", size_short(bytes)),
     };
+    let mut text = format!(
+        "point {} ({}): {} read{unreadable}, {} added to the store\n",
+        report.point,
+        way_text(report.way),
+        size_short(report.read),
+        size_short(report.added)
+    );
+    text.extend(report.forgotten.iter().map(|name| format!("forgotten: {name}\n")));
+    text
+}
+
+fn human_text(report: &Report) -> String {
+    let way = way_text(report.way);
     let mut text = format!(
         "point {} ({way}): read {}, written {}, unreadable {} (bytes of the disk); {} bytes added to the store\n",
         report.point, report.read, report.written, report.unreadable, report.added

@@ -137,6 +137,9 @@ pub(crate) fn run(args: &CompactArgs, context: &Context) -> Result<u8, Failure> 
     let code = if report.damaged == 0 { 0 } else { DAMAGED };
     if !args.quiet {
         stdout::print(&match args.output {
+            OutputFormat::Human if report.merged == 0 => {
+                format!("no point has more than {} layers that can be merged\n", args.depth)
+            }
             OutputFormat::Human => format!(
                 "{} layers were merged into {} of {} bytes, on which {} points stand; 'zebu forget --prune' frees the others\n",
                 report.merged, report.made, report.added, report.points

@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use std::ffi::OsStr;
+use std::path::Path;
 use zebu::Image;
 use zebu::storage::{IoError, Worker};
-use zebu_disks::{Context, PointChain};
+use zebu_disks::{Context, PointChain, without_secrets};
 use zebu_store::points::{Keep, Layer, PointName, PointStore, PointsError};
 
 /// Heading of the rules, in the help.
@@ -66,12 +67,23 @@ pub(crate) fn store_argument(name: &OsStr) -> Result<Option<PointName>, Failure>
 
 /// Reads the argument that must be a store.
 pub(crate) fn parse_store(text: &str) -> Result<PointName, String> {
-    PointName::parse(text)
+    PointName::parse(text).map_err(|reason| {
+        if PointName::is_name(text) {
+            reason
+        } else if Path::new(text).is_file() {
+            format!(
+                "{reason}; this is a file: `zebu convert` copies an image, `zebu snapshot -a` goes back to a \
+                 snapshot in it"
+            )
+        } else {
+            format!("{reason} (did you mean 'store:{}'?)", without_secrets(text.as_ref()))
+        }
+    })
 }
 
 /// The same of a store as a whole.
 pub(crate) fn parse_whole_store(text: &str) -> Result<PointName, String> {
-    let name = PointName::parse(text)?;
+    let name = parse_store(text)?;
     match name.point() {
         None => Ok(name),
         Some(_) => Err("it is about a whole store: leave the point out".to_owned()),
@@ -106,4 +118,19 @@ pub(crate) fn open_layers(
         context.disks.remote.point_chain(store, layers).map_err(|error: IoError| zebu::Error::from(error))?;
     let image = worker.block_on(Image::open(worker, &chain.top, &chain.options()))?;
     Ok((image, chain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_names_no_store_is_answered_with_one_that_does() {
+        assert!(parse_store("store:/backups/vm1@first").is_ok());
+        let reason = parse_store("/backups/vm1").unwrap_err();
+        assert!(reason.ends_with("(did you mean 'store:/backups/vm1'?)"), "{reason}");
+        let file = std::env::current_exe().unwrap();
+        let reason = parse_store(file.to_str().unwrap()).unwrap_err();
+        assert!(reason.contains("`zebu convert`") && reason.contains("`zebu snapshot -a`"), "{reason}");
+    }
 }
