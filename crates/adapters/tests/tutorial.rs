@@ -27,7 +27,7 @@ fn the_commands_of_the_page_work() {
     assert!(zebu.is_file(), "{} is missing: cargo build -p zebu-cli", zebu.display());
     let scratch = tempfile::tempdir().unwrap();
     let lines = format!(
-        "cargo() {{ exec '{}'; }}\ntrap 'test -z \"$!\" || kill $! 2> /dev/null || :' EXIT\n{}",
+        "cargo() {{ test $1 = build || exec '{}'; }}\ntrap 'test -z \"$!\" || kill $! 2> /dev/null || :' EXIT\n{}",
         program.display(),
         blocks("sh").concat()
     );

@@ -12,6 +12,9 @@ mod event_loop;
 #[path = "../../examples/guest_memory.rs"]
 mod guest_memory;
 #[allow(dead_code)]
+#[path = "../../examples/live_backup.rs"]
+mod live_backup;
+#[allow(dead_code)]
 #[path = "../../examples/plain.rs"]
 mod plain;
 #[allow(dead_code)]
@@ -38,6 +41,11 @@ fn runs<E: std::fmt::Debug>(program: fn(&Path) -> Result<(), E>, found: &[(u64, 
 #[test]
 fn plain() {
     runs(plain::run, &[(4096, b"hello"), (4 << 20, &[3; 512])]);
+}
+
+#[test]
+fn live_backup() {
+    runs(live_backup::run, &[(0, b"before the backup"), (63 << 20, b"a guest at work")]);
 }
 
 #[test]
