@@ -22,6 +22,8 @@ pub(crate) const TOPICS: [Topic; 15] = [
         ],
         about: "which command does what",
         text: "\
+Which command does what:
+
   what is it?                 zebu info disk.qcow2; zebu info --tree disk.qcow2; zebu map --picture disk.qcow2
   another format              zebu convert disk.vmdk disk.qcow2
   a smaller file              zebu convert -c disk.qcow2 small.qcow2

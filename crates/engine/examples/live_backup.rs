@@ -28,14 +28,12 @@ pub(crate) fn run(path: &Path) -> zebu::Result<()> {
 
 /// Copies the disk as it is now into a new image. Nobody takes the file for an image before all is in it.
 fn back_up(disk: &Disk, target: &Path) -> zebu::Result<LiveBackupReport> {
-    let flags =
-        OpenFlags::default().access(FileAccess::ReadWrite).create(Create::New).lock(LockMode::Write);
+    let flags = OpenFlags::default().access(FileAccess::ReadWrite).create(Create::New).lock(LockMode::Write);
     let file = File::open(target, &flags)?;
     let create = CreateOptions::default().size(disk.virtual_size());
     disk.run(async move |image, worker| {
         let target = UnfinishedImage::create(&worker, file, &create, &OpenOptions::default()).await?;
-        let backup =
-            LiveBackup::start(&worker, &image, target.image(), LiveBackupOptions::default()).await?;
+        let backup = LiveBackup::start(&worker, &image, target.image(), LiveBackupOptions::default()).await?;
         let report = backup.run(&worker).await?;
         target.finish(&worker).await?;
         backup.end(BackupEnd::Complete).await;

@@ -125,7 +125,9 @@ fn check_order(args: &CreateArgs, dialect: Program) -> Result<(), Failure> {
         return Ok(());
     }
     let (name, size) = (without_secrets(size.as_ref()), name.display());
-    Err(Failure::usage(format!("'{size}' is a size: the name comes first, as in `zebu create {name} {size}`")))
+    Err(Failure::usage(format!(
+        "'{size}' is a size: the name comes first, as in `zebu create {name} {size}`"
+    )))
 }
 
 /// Settles the size and the backing file.

@@ -440,7 +440,10 @@ read-only = true
             (&format!("{export}format = \"nosuch\"\n"), "line 4: format: Unknown file format 'nosuch'"),
             (&format!("{export}read-only = 1\n"), "line 4: read-only: invalid type"),
             (&format!("{export}group = tenant\n"), "(a text stands in quotes)"),
-            ("[server]\nnbd = \"unix:x\"\n", "line 2: nbd: invalid type: string \"unix:x\", expected a list in brackets"),
+            (
+                "[server]\nnbd = \"unix:x\"\n",
+                "line 2: nbd: invalid type: string \"unix:x\", expected a list in brackets",
+            ),
             (&format!("{export}burst = 1\n"), "line 2: export 'a': burst is of a limit"),
             ("[[exports]]\nfile = \"b\"\n", "missing field `name`"),
             ("[[exports]]\nname = \"\"\nfile = \"b\"\n", "line 2: name: an export needs a name"),
