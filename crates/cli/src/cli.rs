@@ -453,6 +453,8 @@ fn own_usage_message(error: &clap::Error) -> String {
     let mut message = told.unwrap_or_else(|| usage_message(error));
     if let Some(topic) = topic_of(error) {
         let _ = write!(message, " (see 'zebu help {topic}')");
+    } else if let Some(remedy) = remedy_in_ctl(error).filter(|_| is_command) {
+        let _ = write!(message, " ({remedy})");
     } else if let Some(name) = suggestion(error) {
         let _ = write!(message, " (did you mean '{name}'?)");
     } else if let (false, Some(usage)) = (is_command, usage_around(error)) {
@@ -465,6 +467,20 @@ fn own_usage_message(error: &clap::Error) -> String {
 fn topic_of(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     topics::find(word).map(|topic| topic.name)
+}
+
+/// Words in the place of a command of `ctl`, and what does what they ask for.
+const WORDS_IN_CTL: [(&str, &str); 5] = [
+    ("exports", "`zebu top SOCKET` shows the exports"),
+    ("help", "`zebu ctl --help` lists the commands"),
+    ("list", "`zebu top SOCKET` shows the exports"),
+    ("reload", "SIGHUP has the server read the file of --config again"),
+    ("top", "`zebu top SOCKET`"),
+];
+
+fn remedy_in_ctl(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+    WORDS_IN_CTL.iter().find(|(known, _)| known == word).map(|(_, remedy)| *remedy)
 }
 
 /// The usage of the command that was given a word too many.
@@ -539,6 +555,7 @@ mod tests {
         for (line, end) in [
             (&["zebu", "shrink", "a"][..], "'shrink' (see 'zebu help tasks')"),
             (&["zebu", "fuse"], "'fuse' (see 'zebu help serving')"),
+            (&["zebu", "ctl", "a.ctl", "list"], "'list' (`zebu top SOCKET` shows the exports)"),
             (
                 &["zebu", "snapshot", "create", "a"],
                 "(usage: zebu snapshot [-l | -c NAME | -a NAME | -d NAME] [OPTIONS] FILENAME)",

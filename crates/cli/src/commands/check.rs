@@ -3,14 +3,14 @@
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
-use crate::output::{check as report_text, stdout};
+use crate::output::{check as report_text, stderr, stdout};
 use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
-use zebu::check::{CheckOptions, Repair, check};
+use zebu::check::{CheckOptions, CheckReport, Repair, check};
 use zebu::storage::{LockMode, OpenFlags};
 use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe_by};
 use zebu_disks::{Context, ImageSpec, Program, describes_backing};
@@ -120,10 +120,28 @@ pub(crate) fn run(args: &CheckArgs, context: &Context) -> Result<u8, Failure> {
         OutputFormat::Json => {
             stdout::print(&report_text::json_text(context.dialect, &report, &spec.path.to_string_lossy())?)?;
         }
-        OutputFormat::Human if !args.quiet => stdout::print(&report_text::human_text(&report))?,
+        OutputFormat::Human if !args.quiet => {
+            stdout::print(&report_text::human_text(&report))?;
+            if let Some(remedy) = remedy(context.dialect, &report) {
+                stderr::tell(context.dialect, remedy);
+            }
+        }
         OutputFormat::Human => {}
     }
     Ok(report.exit_code())
+}
+
+/// The command for an image that was found damaged, and not repaired.
+fn remedy(dialect: Program, report: &CheckReport) -> Option<&'static str> {
+    let counts = &report.counts;
+    if dialect.is_qemu() || report.repair.is_some() {
+        return None;
+    }
+    match (counts.corruptions, counts.leaks) {
+        (0, 0) => None,
+        (0, _) => Some("`zebu check -r leaks` frees the leaked clusters"),
+        _ => Some("`zebu check -r all` repairs what it can: copy the file first"),
+    }
 }
 
 /// A check reads the metadata of one file whole: options about guest data and slices of it would do nothing.

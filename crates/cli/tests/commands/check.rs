@@ -71,6 +71,7 @@ fn damage_has_qemus_code_and_numbers() {
         }
         let (ours, theirs) = (scratch.zebu(&["check", "a.qcow2"]), scratch.qemu_img(&["check", "a.qcow2"]));
         assert_eq!(ours.stdout, theirs.stdout, "{what}");
+        assert_eq!(ours.stderr.contains("`zebu check -r "), code != 0, "{what}: {}", ours.stderr);
     }
 }
 
