@@ -8,8 +8,8 @@
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zebu::storage::GuestBuffers;
+use zebu::vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zebu::{Access, CreateOptions, Disk, Durability, OpenOptions, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

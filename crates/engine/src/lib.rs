@@ -146,6 +146,10 @@ pub mod luks {
     pub use zebu_luks::{BlockCipher, CipherSpec, HashName, LuksError, Mode};
 }
 
+/// The crate that maps a guest's memory, in the version that [`storage::GuestBuffers`] takes.
+#[cfg(feature = "vm-memory")]
+pub use zebu_storage::vm_memory;
+
 /// Workers, buffers and files: what is asked for, and given, wherever an image does I/O.
 pub mod storage {
     #[cfg(feature = "vm-memory")]

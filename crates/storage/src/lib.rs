@@ -170,6 +170,9 @@ pub use socket::{DeviceCommand, Socket};
 pub use storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 pub use system_calls::{SYSTEM_CALLS, SYSTEM_CALLS_TO_REFUSE};
 pub use thread_rights::{RING_REGISTRATIONS, landlock_version, restrict_all_threads};
+/// The crate that maps a guest's memory, in the version of [`GuestBuffers`].
+#[cfg(feature = "vm-memory")]
+pub use vm_memory;
 pub use worker::{AwaitedByOthers, Worker};
 pub use worker_types::{Commands, Engine, IoStats, WorkerConfig, WorkerKind};
 pub use write_table::{Hold, Ticket, WriteTable};
