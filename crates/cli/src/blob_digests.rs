@@ -28,5 +28,5 @@ pub(crate) fn compare<'a>(
         return Err(Failure::interrupted());
     }
     let (name, reason) = (printable(error.name()), printable(error.reason()));
-    Err(Failure::new(format!("what was read is not what the registry should have: '{name}': {reason}")))
+    Err(Failure::new(format!("the data that was read is not the registry's: '{name}': {reason}")))
 }

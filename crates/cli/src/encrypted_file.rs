@@ -46,7 +46,8 @@ fn encryption(path: &Path) -> Option<&'static str> {
 pub(crate) fn refuse_plain_text(path: &Path) -> Result<(), Failure> {
     let Some(encryption) = encryption(path) else { return Ok(()) };
     Err(Failure::new(format!(
-        "'{}' is {encryption}, and would be overwritten with plain text: a format by -O does so; -n --target-image-opts writes into it",
+        "'{}' is {encryption}, and would be overwritten with plain text: -O FORMAT does so; -n \
+         --target-image-opts writes into it",
         path.display()
     )))
 }

@@ -6,7 +6,7 @@ Examples:
   zebu convert -p disk.raw disk.qcow2
   zebu check disk.qcow2
 
-'zebu COMMAND --help' tells about a command, 'zebu help topics' lists what they share.";
+'zebu COMMAND --help' explains a command, 'zebu help topics' lists what commands share.";
 
 pub(crate) const HELP: &str = "\
 Examples:

@@ -155,7 +155,7 @@ impl Failure {
         for file in files {
             let _ = write!(
                 message,
-                "; '{}' was there before and stays: it may be overwritten in part, and no complete image",
+                "; '{}' existed before and is kept: it may be overwritten in part, and no complete image",
                 file.display()
             );
         }
@@ -299,7 +299,7 @@ fn remedy(error: &zebu::Error) -> String {
             Some(Remedy::ClearBitmap) => " (zebu bitmap --clear)",
             Some(Remedy::RemoveBitmap) => " (zebu bitmap --remove)",
             Some(Remedy::Unseal) if error.kind() == ErrorKind::Exists => {
-                " (--force takes the seal away all the same)"
+                " (--force removes the seal all the same)"
             }
             Some(Remedy::Unseal) => " (zebu amend --unseal FILE)",
             _ => "",

@@ -35,7 +35,7 @@ pub(crate) fn image_failure(spec: &ImageSpec, context: &Context, error: &zebu::E
                 && context.disks.names.is_remote(&spec.path)
                 && error.message().contains("packed") =>
         {
-            format!(" ({}); no packed file on a server is unpacked: download it first", spec.called_raw)
+            format!(" ({}); packed files on servers are not unpacked: download it first", spec.called_raw)
         }
         ErrorKind::ForeignFormat if is_named => format!(" ({})", spec.called_raw),
         _ if is_named && error.remedy() == Some(&Remedy::NameFormatRaw) => {

@@ -62,8 +62,8 @@ impl Wait {
             stderr::tell(
                 self.dialect,
                 &format!(
-                    "waiting for '{file}': writes of a process that is gone are still under way, and may land until the disk \
-                 has answered"
+                    "waiting for '{file}': writes of a process that has ended are still under way; it goes \
+                     on when the disk has answered"
                 ),
             );
         }

@@ -39,7 +39,7 @@ pub(crate) fn settle_format(
     }
     let Some(format) = format_by_suffix(name) else {
         return Err(Failure::new(format!(
-            "the name '{}' does not tell the format of the new image; ask for it: `{}` or `{}`",
+            "the name '{}' does not show the format of the new image; give it: `{}` or `{}`",
             without_secrets(name),
             typed_with(option, "qcow2"),
             typed_with(option, "raw")

@@ -89,7 +89,9 @@ impl Drop for OutputPipe {
 fn descriptor() -> Result<OwnedFd, Failure> {
     let out = std::io::stdout();
     if out.is_terminal() {
-        return Err(Failure::usage(format!("{NAME} is a terminal: have it go to a pipe or a file (> FILE)")));
+        return Err(Failure::usage(format!(
+            "{NAME} is a terminal: redirect it to a pipe or a file (> FILE)"
+        )));
     }
     let fail = |errno: Errno| Failure::new(format!("could not write to {NAME}: {errno}"));
     let own = rustix::io::dup(out.as_fd()).map_err(fail)?;

@@ -73,7 +73,7 @@ fn ask(image: &Path) -> Result<Option<Passphrase>> {
     let terminal = File::options().read(true).write(true).open("/dev/tty").map_err(failed)?;
     let mut line = Zeroizing::new([0; LONGEST]);
     let signals = DuringQuestion::begin().map_err(failed)?;
-    let nobody = || Error::new(ErrorKind::KeyMissing, "nobody gave a passphrase").on(image);
+    let nobody = || Error::new(ErrorKind::KeyMissing, "no passphrase was given").on(image);
     let answer = Echo::off(&terminal).map_err(std::io::Error::from).and_then(|echo| {
         // Nothing that is typed after the question is shown or thrown away.
         write!(&terminal, "Passphrase for {}: ", printable(&image.to_string_lossy()))?;

@@ -16,8 +16,9 @@ pub(crate) fn unusual(bytes: u32) -> Option<u32> {
 pub(crate) fn warn_of_lost(lost: Option<u32>, target: &OsStr) {
     let Some(bytes) = lost else { return };
     stderr::warn(&format!(
-        "warning: the disk has logical sectors of {bytes} bytes, in which its partition table counts, and '{}' does not say \
-         so: give the virtual machine a disk with logical_block_size={bytes}, or convert to vhdx",
+        "warning: the disk has logical sectors of {bytes} bytes, in which its partition table counts, and \
+         '{}' can't record that: give the virtual machine a disk with logical_block_size={bytes}, or convert \
+         to vhdx",
         printable(&target.to_string_lossy())
     ));
 }

@@ -86,7 +86,7 @@ impl BackingOpts {
                 }
                 None if step.format.is_some() && step.is_none => {
                     return Err(format!(
-                        "Parameter '{above}driver' contradicts the backing file that is left out"
+                        "Parameter '{above}driver' contradicts the end of the chain there ('backing=')"
                     ));
                 }
                 _ => {}

@@ -103,7 +103,7 @@ impl HttpOpts {
         let place = UrlValue::parse(url, is_store).map_err(|reason| format!("Parameter 'url': {reason}"))?;
         if place.scheme() != driver {
             return Err(format!(
-                "Parameter 'url': {driver} driver cannot handle the URL '{}' (its scheme is another)",
+                "Parameter 'url': {driver} driver cannot handle the URL '{}' (its scheme differs)",
                 place.shown()
             ));
         }

@@ -208,7 +208,7 @@ impl Opener {
             | RemoteName::Oci { .. }
             | RemoteName::Point { .. } => return Ok(()),
         }
-        Err("the image names the certificates or keys to believe; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
+        Err("the image names certificates or keys of TLS; --allow-refs all, or a prefix that goes on to '?tls-...' or '&tls-...', allows it"
             .to_owned())
     }
 }

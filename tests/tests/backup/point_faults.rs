@@ -130,7 +130,7 @@ fn nothing_stands_on_a_damaged_layer() {
         scene.write();
         let report = scene.take(&[]);
         let reason = report["reason"].as_str().unwrap().to_owned();
-        assert!(report["way"] == "full" && reason.contains("can't be gone on from"), "{report}");
+        assert!(report["way"] == "full" && reason.contains("can't stand on"), "{report}");
         scene.check(report["point"].as_str().unwrap());
         scene.write();
         assert_eq!(scene.take(&[])["way"], "scan");
@@ -251,7 +251,7 @@ fn a_store_that_can_only_be_read_is_verified() {
     let report = json_of(&verified.clone().ok());
     assert!(report["points"][0]["status"] == "clean" && report["damaged"] == 0, "{report}");
     assert!(report["not-noted"].as_str().unwrap().contains("verified/"), "{report}");
-    assert!(verified.stderr.contains("could not be noted"), "{verified}");
+    assert!(verified.stderr.contains("could not be written to the store"), "{verified}");
     restored.ok();
     listed.ok();
     assert!(refused.exits(1).stderr.contains("ermission denied"));

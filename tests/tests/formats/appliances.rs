@@ -321,7 +321,7 @@ fn what_a_manifest_tells_of_is_checked() {
         if fits {
             reads_as(dir, &["box.ova"], &expected);
         } else {
-            is_refused(dir, &["box.ova"], "is not the file that the manifest tells of");
+            is_refused(dir, &["box.ova"], "does not match the manifest");
         }
     }
 }

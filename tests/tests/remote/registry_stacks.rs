@@ -71,7 +71,7 @@ fn an_update_travels_as_its_difference_and_is_one_disk() {
     zebu(dir, &["pull", &name, "pulled.qcow2"]).ok();
     qemu_img(dir, "compare -f qcow2 -F raw pulled.qcow2 expected.raw");
     let refused = zebu(dir, &["pull", &name, "pulled.qcow2"]).exits(1);
-    assert!(refused.stderr.contains("there already"), "{refused}");
+    assert!(refused.stderr.contains("exists already"), "{refused}");
     // Twice: the overlay is made, and opened again.
     for byte in [7, 8] {
         let server = Server::start(dir, &format!("--overlay own.qcow2 {name}"));
@@ -130,8 +130,8 @@ fn a_stack_is_raw_whatever_its_guest_wrote_and_other_chains_are_refused() {
     qemu_img(dir, "create -f qcow2 -F vmdk -b disk.vmdk over-vmdk.qcow2");
     for (words, why) in [
         (&["push", "over-vmdk.qcow2", &name][..], "vmdk"),
-        (&["push", "--as", "qcow2", "outer.qcow2", &name], "leave --as away"),
-        (&["push", "--as", "container-disk", "outer.qcow2", &name], "does not stand alone"),
+        (&["push", "--as", "qcow2", "outer.qcow2", &name], "omit --as"),
+        (&["push", "--as", "container-disk", "outer.qcow2", &name], "has a backing file"),
     ] {
         let refused = zebu(dir, words).exits(1);
         assert!(refused.stderr.contains(why) && refused.stderr.contains("convert"), "{refused}");

@@ -370,7 +370,7 @@ fn backups_bitmaps_and_measurements_take_disks_of_servers() {
     case.zebu("backup -q -f raw other.raw --manifest manifest {blank}").ok();
     case.zebu("verify -f qcow2 --manifest manifest {blank}").ok();
     let out = case.zebu("backup -q -f raw other.raw {blank}").exits(1);
-    assert!(out.stderr.contains("holds something already"), "{out}");
+    assert!(out.stderr.contains("is not empty"), "{out}");
     // QEMU's program loses the snapshots of an image that it repairs.
     case.zebu("check -q -r leaks -f qcow2 {qcow2}").ok();
     case.zebu("bench -w -f raw -c 50 -d 8 --pattern=7 {raw}").ok();
@@ -444,7 +444,7 @@ fn what_can_t_be_is_refused_by_name() {
         ("commit ALLOWED -f qcow2 -b {qcow2} two.qcow2", "backing chain"),
         ("commit -f qcow2 top-raw.qcow2", "--allow-refs"),
         ("commit -f qcow2 {qcow2}", "does not have a backing file"),
-        ("backup -f raw base.raw {raw}", "holds something already"),
+        ("backup -f raw base.raw {raw}", "is not empty"),
         ("backup --resume -f raw base.raw {blank}", "can't have --resume"),
         ("backup -f qcow2 base.qcow2 --previous {qcow2} --bitmap bitmap out.qcow2", "a local file is needed"),
         ("clone base.qcow2 {blank}", "a local file is needed"),

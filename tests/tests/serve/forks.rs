@@ -33,7 +33,7 @@ fn write(client: &mut Client, block: u64, number: u64) {
 /// Stops a server that was started by the name of a sealed image, and has said so.
 fn stop_of_sealed(server: Server) {
     let said = server.stop_with_messages();
-    assert!(said.contains("is sealed: its disk goes on in"), "{said}");
+    assert!(said.contains("is sealed: its disk continues in"), "{said}");
 }
 
 /// The number in a block of a disk.

@@ -176,7 +176,7 @@ fn a_server_in_the_sandbox_is_unmounted_by_a_process_that_only_its_end_ends() {
     wait_until("the signals have come", || !children.iter().any(|pid| awaits(*pid, libc::SIGTERM)));
     assert!(is_mounted(&path), "the server goes on");
     let said = server.stop_with_messages();
-    assert!(said.contains("in use: taken away nevertheless"), "{said}");
+    assert!(said.contains("in use: unmounted all the same"), "{said}");
     assert!(!is_mounted(&path) && !path.exists());
     let mut byte = [0];
     assert!(user.read_at(&mut byte, 0).is_err());

@@ -189,5 +189,5 @@ fn either_all_images_are_served_or_none() {
     assert!(said.contains("2 are given, but 1 images"), "{said}");
     let said =
         fails(&["--nbd", ":10809", "--metrics", "localhost:65535", "--nbd", ":10810", "a.qcow2", "b.qcow2"]);
-    assert!(said.contains("not so many ports"), "{said}");
+    assert!(said.contains("too few ports"), "{said}");
 }

@@ -14,7 +14,7 @@ const BLOCK: usize = 4096;
 /// Where the write that is held goes.
 const AT: u64 = 8192;
 /// The words of a program that waits.
-const WAITS: &str = "writes of a process that is gone are still under way";
+const WAITS: &str = "writes of a process that has ended are still under way";
 
 fn image(disk: &StallingDisk) {
     zebu(disk.dir(), ["create", "-f", "qcow2", disk.name(), &SIZE.to_string()]).ok();

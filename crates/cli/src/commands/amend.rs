@@ -214,7 +214,7 @@ fn change_keys(
     wanted: &Wanted,
 ) -> Result<(), Failure> {
     if wanted.changes_more {
-        return Err(Failure::new("keys and other properties are changed by one command each"));
+        return Err(Failure::new("keys and other properties need a command each"));
     }
     let change = wanted.key_slots.change(&spec.secrets).map_err(Failure::new)?;
     let guard = match (args.force, session.dialect().is_qemu()) {

@@ -367,8 +367,8 @@ fn tell(args: &BackupArgs, context: &Context, report: &BackupReport, time: Durat
         stderr::tell(
             context.dialect,
             &format!(
-                "bitmap '{bitmap}' did not tell that it goes on from '{}', so all that it calls unchanged was compared with \
-             that, and is the same ({} bytes)",
+                "bitmap '{bitmap}' does not record that it goes on from '{}', so all that it marks as \
+                 unchanged was compared with that backup, and is the same ({} bytes)",
                 previous.display(),
                 report.compared
             ),

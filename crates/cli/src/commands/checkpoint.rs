@@ -114,7 +114,8 @@ fn begin(args: &CheckpointArgs, session: &Session, images: &[Image]) -> Result<V
     if plan.contains(&Begun::Added) && plan.contains(&Begun::Cleared) {
         let (had, had_not) = (paths(Begun::Cleared), paths(Begun::Added));
         let told = format!(
-            "bitmap '{name}' was in {had}, and not in {had_not}, as after a run that did not come to its end: it begins anew in all"
+            "bitmap '{name}' was in {had}, and not in {had_not}, as after an interrupted run: it begins anew \
+             in all"
         );
         stderr::tell(session.dialect(), &told);
     }
@@ -143,7 +144,8 @@ fn begin(args: &CheckpointArgs, session: &Session, images: &[Image]) -> Result<V
             left.push(image);
             let left: Vec<_> = left.iter().map(|image| format!("'{}'", image.path().display())).collect();
             return Err(Failure::new(format!(
-                "{error}; bitmap '{name}' has its earlier bits in {} still, and begins anew in the others: run this again",
+                "{error}; bitmap '{name}' still has its earlier bits in {}, and begins anew in the others: \
+                 run this again",
                 left.join(", ")
             )));
         }

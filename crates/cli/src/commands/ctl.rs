@@ -548,7 +548,7 @@ fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
     if begun["target-cache"] == "memory" && args.cache.is_none() {
         stderr::tell(
             server.context.dialect,
-            &format!("'{target}' is on a file system in memory: the page cache is its only place"),
+            &format!("'{target}' is on a file system in memory: its pages stay in the page cache"),
         );
     }
     let sector = begun["logical-sector-size"].as_u64().and_then(|bytes| u32::try_from(bytes).ok());

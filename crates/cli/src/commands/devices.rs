@@ -96,9 +96,7 @@ pub(crate) fn detach_in_the_end(device: Device) -> Result<(), Failure> {
     device.end_server()?;
     if path.exists() && is_in_use(&path) {
         let path = path.display();
-        return Err(Failure::new(format!(
-            "{path} is in use still: zebu detach {path} removes it when it is free"
-        )));
+        return Err(Failure::new(format!("{path} is in use: zebu detach {path} removes it when it is free")));
     }
     device.forget();
     Ok(())
@@ -111,7 +109,7 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<u8, Failure> {
     let in_use = || {
         let path = path.display();
         Failure::new(format!(
-            "{path} is in use: unmount it first, or have the requests of those who use it fail (--force)"
+            "{path} is in use: unmount it first, or give --force, which makes requests of its users fail"
         ))
     };
     if !args.force && path.exists() && is_in_use(&path) {

@@ -73,7 +73,7 @@ fn attach(args: &MountArgs) -> Result<Attached, Failure> {
             Ok(index) => index.map(Device::Nbd),
             Err(no_nbd) => {
                 return Err(Failure::new(format!(
-                    "this machine makes no block devices of images: {no_ublk}; {no_nbd}; without either, \
+                    "this machine can't make block devices of images: {no_ublk}; {no_nbd}; without either, \
                      `zebu serve --fuse FILE IMAGE` shows the disk as a file, which `mount -o loop` takes"
                 )));
             }

@@ -104,7 +104,7 @@ pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
         args.inspect.image.resolve(context, &args.file, format, CacheMode::Writeback, Access::ReadOnly)?;
     args.inspect.force_share.apply(&mut spec);
     if context.disks.names.named(&spec.path).is_some() {
-        return Err(fail("it must be a file of this machine: convert it into one first"));
+        return Err(fail("it must be a local file: convert it into one first"));
     }
     let own = || spec.path.file_name().map(|name| name.to_string_lossy().into_owned());
     let title = args.title.clone().or_else(own).unwrap_or_else(|| "disk".to_owned());
@@ -183,8 +183,8 @@ fn kind_of(wanted: Option<Kind>, image: &Image) -> Result<PushAs, String> {
     let info = image.info().map_err(|error| error.to_string())?;
     let has_data_file = info.qcow2.as_ref().is_some_and(|qcow2| qcow2.data_file.is_some());
     if info.backing_file.is_some() || has_data_file {
-        return Err("it does not stand alone: convert it, which makes one file of its chain, or leave --as away, which pushes \
-                    each file of the chain"
+        return Err("it has a backing file or a data file: convert it, which makes one file of its chain, or omit --as, \
+                    which pushes each file of the chain"
             .to_owned());
     }
     let format = image.format();

@@ -163,10 +163,14 @@ pub(crate) fn run(args: &RebaseArgs, context: &Context) -> Result<u8, Failure> {
             return Err(Failure::new("Compression not supported for this file format"));
         }
         if !is_qemu && !args.quiet && image.backing().is_some() && !image.snapshots().is_empty() {
-            stderr::tell(context.dialect, &format!(
-                "warning: '{}' has internal snapshots: where they show the old backing file, they will show the new one",
-                image.path().display()
-            ));
+            stderr::tell(
+                context.dialect,
+                &format!(
+                    "warning: '{}' has internal snapshots: where they read from the old backing file, they \
+                     will read from the new one",
+                    image.path().display()
+                ),
+            );
         }
         let options = RebaseOptions::default()
             .clusters(if args.compress { TargetClusters::Compressed } else { TargetClusters::Plain })

@@ -479,7 +479,8 @@ fn tell_of_descriptors(args: &ServeArgs, log: &Log, listeners: &[Listener]) {
     let for_others = args.socket_mode & 0o077;
     let level = if for_others == 0 { Level::Info } else { Level::Warning };
     for listener in listeners.iter().filter(|listener| !listener.refuses_descriptors()) {
-        let what = "clients can hold up a thread of the server by descriptors that they hand over (Linux 6.16 refuses them)";
+        let what = "clients can block a thread of the server by descriptors that they send (Linux 6.16 \
+                    refuses them)";
         log.write(level, format_args!("{}: {what}", listener.name()));
     }
 }
@@ -543,7 +544,7 @@ fn enter_sandbox(context: &Context, log: &Log, devices: &KernelDevices) {
     let cache = context.disks.remote.cache.objects();
     let sandbox::Outcome { failures, missing } = sandbox::enter(cache.as_deref(), &devices.paths());
     for failure in failures {
-        log.write(Level::Warning, format_args!("the sandbox is not whole (--no-sandbox): {failure}"));
+        log.write(Level::Warning, format_args!("the sandbox is incomplete (--no-sandbox): {failure}"));
     }
     for what in missing {
         log.write(Level::Info, format_args!("the sandbox of this kernel does not refuse {what}"));
@@ -554,8 +555,8 @@ fn write_pid_file(args: &ServeArgs) -> Result<(), Failure> {
     let Some(path) = &args.pid_file else { return Ok(()) };
     if holds_something_else(path) {
         return Err(Failure::new(format!(
-            "could not write the pid file '{}': there is a file that holds something else. Give another name, or remove it \
-             first",
+            "could not write the pid file '{}': there is a file with other content. Give another name, or \
+             remove it first",
             path.display()
         )));
     }

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &TopArgs, context: &Context) -> Result<u8, Failure> {
     let is_drawable = std::env::var("TERM").is_ok_and(|term| !term.is_empty() && term != "dumb");
     if !args.once && (!std::io::stdout().is_terminal() || !is_drawable) {
         return Err(Failure::usage(
-            "standard output is no terminal that can be drawn on; --once prints the state",
+            "standard output is no terminal that can show a screen; --once prints the state",
         ));
     }
     let watch = Watch::start(ProgressMode::None)?;
@@ -87,7 +87,7 @@ fn once(
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new("the system has no thread to give"));
+                return Err(Failure::new("no thread could be started"));
             }
         }
     }

@@ -45,7 +45,7 @@ impl<S: Read + Write> Options<S> {
     /// Exchanges greetings.
     pub(super) fn begin(&mut self) -> Result<(), ListError> {
         if &self.read::<16>()? != b"NBDMAGICIHAVEOPT" {
-            return fault("the server does not speak NBD: its greeting is another one");
+            return fault("the server does not speak NBD: its greeting is wrong");
         }
         let flags = u16::from_be_bytes(self.read()?);
         if flags & FIXED_NEWSTYLE == 0 {

@@ -75,9 +75,7 @@ impl Address {
                 let port =
                     port.parse::<u16>().ok().and_then(|port| port.checked_add(number.try_into().ok()?));
                 let port = port.ok_or_else(|| {
-                    Failure::usage(format!(
-                        "there are not so many ports from {address} on: one for each image"
-                    ))
+                    Failure::usage(format!("there are too few ports from {address} on: each image needs one"))
                 })?;
                 Ok(Self::Tcp(format!("{host}:{port}")))
             }
@@ -154,7 +152,7 @@ pub(crate) fn group_argument(text: &str) -> Result<u32, String> {
     let mut found = fields.filter(|fields| fields.first() == Some(&text));
     found
         .find_map(|fields| fields.get(2)?.parse().ok())
-        .ok_or_else(|| format!("there is no group '{text}' in /etc/group (a number does without)"))
+        .ok_or_else(|| format!("there is no group '{text}' in /etc/group (or give its number)"))
 }
 
 /// Binds a Unix socket. One that a dead server left behind is replaced.

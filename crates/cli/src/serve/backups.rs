@@ -94,7 +94,7 @@ impl Backups {
         });
         if bitmap.is_none() && start.previous.is_some() {
             return Err(
-                "an increment needs a bitmap: it tells what has changed since the previous backup".into()
+                "an increment needs a bitmap: it shows what has changed since the previous backup".into()
             );
         }
         let cluster_size = start.cluster_size.unwrap_or_else(|| export.image().cluster_size().max(64 << 10));
@@ -245,7 +245,7 @@ impl Backups {
         };
         let all = self.all.borrow();
         let found = all.iter().find(|one| one.number == number && one.export == export.name()).cloned();
-        found.ok_or_else(|| format!("nothing is known of backup {number} of the export '{}'", export.name()))
+        found.ok_or_else(|| format!("there is no backup {number} of the export '{}'", export.name()))
     }
 }
 

@@ -85,7 +85,7 @@ impl Cleaner {
     /// Has it remove the sockets, and waits for that. What there is to warn of.
     pub(crate) fn remove_sockets(&mut self) -> Option<String> {
         let is_done = self.told.write_all(&[REMOVE]).is_ok() && self.has_said(REMOVED);
-        (!is_done).then(|| "what removes the sockets in the end is gone: they stay".to_owned())
+        (!is_done).then(|| "the process that removes the sockets has ended: they stay".to_owned())
     }
 
     /// Has it unmount everything, and waits for that. What there is to warn of.
@@ -98,7 +98,7 @@ impl Cleaner {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         if lines.pop_if(|last| last == DONE).is_none() {
             lines.push(
-                "what unmounts in the end is gone: look for mounted files (umount, fusermount3 -u)".into(),
+                "the process that unmounts has ended: look for mounted files (umount, fusermount3 -u)".into(),
             );
         }
         lines
@@ -156,7 +156,7 @@ fn unmount_one(path: &Path) {
     let file = path.display();
     let taken = match unmount_unless_used(path) {
         Err(Errno::BUSY) => {
-            say(format_args!("'{file}' is in use: taken away nevertheless"));
+            say(format_args!("'{file}' is in use: unmounted all the same"));
             // Its users get errors when the device is closed.
             unmount(path, UnmountFlags::DETACH)
         }

@@ -134,8 +134,9 @@ impl Served<'_> {
             Files::Sandboxed(_) => {
                 let handed = new.handed.ok_or_else(|| {
                     format!(
-                        "'{}' is no file that was handed over, and the sandbox lets the server open and connect to nothing \
-                         by itself: start the server with this image, or with --no-sandbox",
+                        "'{}' is no file that came with the request, and in its sandbox the server can't \
+                         open files or connect by itself: start the server with this image, or with \
+                         --no-sandbox",
                         new.file.display()
                     )
                 })?;
@@ -184,7 +185,10 @@ impl Served<'_> {
         let spec =
             plain.resolve_with(context, name, format, args.cache, access, Sources::Files).map_err(text)?;
         if !spec.filters.is_empty() || spec.detect_zeroes.is_some() {
-            return Err(format!("'{}' has drivers above its image: give it at the start", file.display()));
+            return Err(format!(
+                "'{}' has drivers above its image: give it when the server is started",
+                file.display()
+            ));
         }
         let options = spec.options.clone().queues(args.queues);
         let opened = Image::open(worker, &spec.path, &options).await;
@@ -215,7 +219,8 @@ impl Served<'_> {
             None => match probe(worker, &file).await.map_err(fail)? {
                 Format::Raw if access == Access::ReadWrite => {
                     return Err(format!(
-                        "'{}': it looks like no image, and a raw one that is written needs its format: -f raw (or another)",
+                        "'{}': it does not look like an image, and writing to a raw one needs its format: -f \
+                         raw (or another)",
                         path.display()
                     ));
                 }

@@ -237,7 +237,7 @@ impl ConfigFile {
             check_group_name(&name).map_err(|what| fail(&what))?;
             check_bursts(&limits).map_err(|what| fail(&what))?;
             if limits.is_empty() {
-                return Err(fail("a group without limits limits nothing"));
+                return Err(fail("a group needs at least one limit"));
             }
             groups.insert(name, limits);
         }
@@ -298,10 +298,10 @@ fn export_of(
 
 fn check_bursts(limits: &Limits) -> Result<(), String> {
     if limits.burst.is_some() && !limits.has_iops() {
-        return Err("burst is of a limit that is not there: give iops as well".to_owned());
+        return Err("burst needs a limit: give iops as well".to_owned());
     }
     if limits.bps_burst.is_some() && !limits.has_bps() {
-        return Err("bps-burst is of a limit that is not there: give bps as well".to_owned());
+        return Err("bps-burst needs a limit: give bps as well".to_owned());
     }
     for (name, value) in limits.named() {
         value.map_or(Ok(NonZeroU64::MIN), |value| limit_of(name, value.get()))?;
@@ -352,7 +352,7 @@ fn server_of(source: &Source<'_>, text: ServerText) -> Result<ServerPart, String
     for (key, is_there, other, has_other) in needs {
         if is_there && !has_other {
             let file = source.path.display();
-            return Err(format!("'{file}', line {}: {key}: it needs {other} beside it", line_of(key)));
+            return Err(format!("'{file}', line {}: {key}: it needs {other} as well", line_of(key)));
         }
     }
     Ok(part)
@@ -430,8 +430,8 @@ read-only = true
             ("[groups.g]\niops = -5\n", "line 2: iops: "),
             ("[groups.g]\nbps = \"fast\"\n", "line 2: bps: expected a number"),
             ("[groups.g]\nbps = 99999999999999999999\n", "line 2: bps: "),
-            ("[groups.g]\nburst = 5\n", "line 1: groups.g: burst is of a limit"),
-            ("[groups.g]\n", "line 1: groups.g: a group without limits"),
+            ("[groups.g]\nburst = 5\n", "line 1: groups.g: burst needs a limit"),
+            ("[groups.g]\n", "line 1: groups.g: a group needs at least one limit"),
             ("[groups.\"a b\"]\niops = 1\n", "line 1: groups.a b: 'a b' can't be the name of a group"),
             ("[groups.none]\niops = 1\n", "line 1: groups.none: 'none' can't be the name"),
             ("[groups.g]\niops = 1\niops = 2\n", "line 3: iops: duplicate key"),
@@ -444,7 +444,7 @@ read-only = true
                 "[server]\nnbd = \"unix:x\"\n",
                 "line 2: nbd: invalid type: string \"unix:x\", expected a list in brackets",
             ),
-            (&format!("{export}burst = 1\n"), "line 2: export 'a': burst is of a limit"),
+            (&format!("{export}burst = 1\n"), "line 2: export 'a': burst needs a limit"),
             ("[[exports]]\nfile = \"b\"\n", "missing field `name`"),
             ("[[exports]]\nname = \"\"\nfile = \"b\"\n", "line 2: name: an export needs a name"),
         ] {

@@ -47,7 +47,7 @@ pub(crate) fn start(remote: &RemoteDisks) -> Result<(), Failure> {
     }
     let fail = |error: io::Error| {
         Failure::new(format!(
-            "could not start what connects to servers again: {error} (--no-sandbox does without)"
+            "could not start the process that connects to servers again: {error} (--no-sandbox needs none)"
         ))
     };
     let (ours, theirs) = UnixStream::pair().map_err(fail)?;

@@ -46,8 +46,8 @@ impl Footprint {
         }
         let started = Cleaner::start(&self.sockets, &self.mounts);
         self.cleaner = Some(started.map_err(|error| {
-            let why = format!("could not start what removes sockets and mounts in the end: {error}");
-            Failure::new(format!("{why} (--no-sandbox does without)"))
+            let why = format!("could not start the process that removes sockets and mounts: {error}");
+            Failure::new(format!("{why} (--no-sandbox needs none)"))
         })?);
         Ok(())
     }

@@ -113,8 +113,8 @@ pub(super) async fn reset(
     let clients = export.metrics().clients();
     if clients > 0 && !force {
         return Err(format!(
-            "the export '{}' is in use by {clients} clients, who would find another disk: let them leave first (or reset it all \
-             the same by --force)",
+            "the export '{}' is in use by {clients} clients, whose disk would change: let them leave first \
+             (--force resets it all the same)",
             export.name()
         ));
     }

@@ -128,7 +128,7 @@ impl LimitChange {
             [("burst", "iops=N", limits.has_iops()), ("bps-burst", "bps=SIZE", limits.has_bps())]
         {
             if !has_limit && sets(burst) {
-                return Err(format!("{burst} is of a limit that is not there: give {kind} as well"));
+                return Err(format!("{burst} needs a limit: give {kind} as well"));
             }
             // It goes with the last limit that it is of.
             if !has_limit && let Some(field) = limits.by_name_mut(burst) {

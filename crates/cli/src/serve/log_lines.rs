@@ -81,7 +81,7 @@ fn write(lines: &Receiver<Line>, left_out: &AtomicU64) {
         };
         let left_out = left_out.swap(0, Relaxed);
         if left_out > 0 {
-            let what = "messages were left out, since nobody took those before them";
+            let what = "messages were dropped, since earlier ones were not read";
             let _ = writeln!(std::io::stderr(), "zebu: warning: {left_out} {what}");
         }
     }

@@ -66,7 +66,7 @@ impl Opener {
     pub(crate) fn start(config: &Path) -> Result<Self, Failure> {
         let fail = |error: io::Error| {
             Failure::new(format!(
-                "could not start what opens files later: {error} (--no-sandbox does without)"
+                "could not start the process that opens files later: {error} (--no-sandbox needs none)"
             ))
         };
         let (ours, theirs) = UnixStream::pair().map_err(fail)?;
@@ -92,9 +92,9 @@ impl Opener {
             stream.write_all(&question)?;
             receive(&mut stream)
         });
-        asked
-            .await
-            .map_err(|error| format!("what opens files for the server is gone ({error}): restart the server"))
+        asked.await.map_err(|error| {
+            format!("the process that opens files for the server has ended ({error}): restart the server")
+        })
     }
 
     /// The text of the configuration as it is now.

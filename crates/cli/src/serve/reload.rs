@@ -37,7 +37,7 @@ async fn apply(worker: &Worker, served: &Served<'_>, jobs: Jobs<'_>, loaded: &Lo
             worker.run_blocking(move || config_file::read(&path)).await?
         }
         Files::Sandboxed(Some(opener)) => opener.read(worker).await?,
-        Files::Sandboxed(None) => return Err("there is nobody to read the configuration".to_owned()),
+        Files::Sandboxed(None) => return Err("the process that reads the configuration has ended".to_owned()),
     };
     let wanted = ConfigFile::parse(&loaded.path, &text)?;
     let last = loaded.in_effect.borrow().clone();
@@ -239,7 +239,7 @@ fn set_limits(log: &Log, groups: &Groups, exports: &Exports, last: &ConfigFile, 
     }
     for name in last.groups.keys().filter(|name| wanted.groups.contains_key(*name)) {
         if groups.find(name).is_err() {
-            undone(log, format_args!("the group '{name}', which ctl had removed, is there again"));
+            undone(log, format_args!("the group '{name}', which ctl had removed, is made again"));
         }
     }
     for (name, limits) in &wanted.groups {

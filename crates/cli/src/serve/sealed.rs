@@ -31,7 +31,7 @@ pub(super) fn current_spec(
     names.extend(overlays);
     let [.., base, current] = names.as_slice() else { return Ok(spec.clone()) };
     lines.say(format!(
-        "{}: '{}' is sealed: its disk goes on in '{}', which is served\n",
+        "{}: '{}' is sealed: its disk continues in '{}', which is served\n",
         session.dialect().name(),
         printable(&spec.path.to_string_lossy()),
         printable(&current.to_string_lossy()),

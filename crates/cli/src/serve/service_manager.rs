@@ -80,7 +80,7 @@ impl ServiceManager {
             return Ok(Self { told: None, patience: None });
         };
         let fail = |error: io::Error| {
-            Failure::new(format!("could not start what tells the service manager of the server: {error}"))
+            Failure::new(format!("could not start the process that notifies the service manager: {error}"))
         };
         let mut command = Command::new("/proc/self/exe");
         command.arg0("zebu").arg(COMMAND).arg(socket);
@@ -157,7 +157,7 @@ pub(crate) fn run(args: &TellArgs) -> Result<u8, Failure> {
     }
     let fail = |error: io::Error| {
         Failure::new(format!(
-            "{SOCKET} '{}': could not tell the service manager: {error}",
+            "{SOCKET} '{}': could not notify the service manager: {error}",
             args.socket.display()
         ))
     };

@@ -148,7 +148,7 @@ impl Ending {
             Answer::Begin => {
                 if signal == SIGHUP && !self.dialect.is_qemu() {
                     self.lines.say(
-                        "zebu: warning: SIGHUP ends the server: there is no --config to be read again\n"
+                        "zebu: warning: SIGHUP ends the server: there is no --config to read again\n"
                             .to_owned(),
                     );
                 }

@@ -119,7 +119,7 @@ impl Connection {
             return Err("the server has ended".to_owned());
         }
         let mut answer: Value =
-            serde_json::from_str(&answer).map_err(|_| "it does not answer as zebu does".to_owned())?;
+            serde_json::from_str(&answer).map_err(|_| "it does not answer as a zebu server".to_owned())?;
         Ok(match answer["error"]["message"].as_str() {
             Some(message) => Err(message.to_owned()),
             None => Ok(answer["result"].take()),

@@ -254,7 +254,7 @@ fn a_file_that_another_program_makes_meanwhile_is_not_removed() {
         let (code, said) = if writer == 0 { first.ended() } else { second.ended() };
         assert_eq!(code, Some(130));
         // The one that was refused may have been the one that made the file.
-        assert_eq!(scratch.file("disk").exists(), said.contains("'disk' was there before"), "{said}");
+        assert_eq!(scratch.file("disk").exists(), said.contains("'disk' existed before"), "{said}");
     }
 }
 
@@ -295,7 +295,7 @@ fn a_signal_leaves_a_file_that_was_there_before_and_says_so() {
     send(&child, Signal::INT);
     let (code, said) = child.ended();
     assert_eq!(code, Some(130), "{said}");
-    assert!(said.contains("'disk' was there before and stays"), "{said}");
+    assert!(said.contains("'disk' existed before and is kept"), "{said}");
     assert!(scratch.file("disk").exists());
 }
 

@@ -75,7 +75,7 @@ fn disk(context: &Context, node: &Node, name: &str, flags: &OpenFlags) -> Result
                 })
                 .wait();
             let image = opened
-                .map_err(|_| invalid("the opening vanished".to_owned()))?
+                .map_err(|_| invalid("a panic ended its opening".to_owned()))?
                 .map_err(|error| invalid(error.to_string()))?;
             context.disks.keep_below(ImageDisk::new(image, flags.access, ENGINE)?)
         }

@@ -157,7 +157,8 @@ impl<'a> Members<'a> {
         let len: u64 = found.iter().map(|number| self.all[*number].1.len()).sum();
         match disk.size {
             Some(size) if found.len() > 1 && size != len => Err(format!(
-                "the chunks of '{}' have {len} of the {size} bytes that the OVF tells: one is missing or cut off",
+                "the chunks of '{}' have {len} of the {size} bytes that the OVF says: one is missing or cut \
+                 off",
                 printable(&disk.name)
             )),
             _ => Ok(found),
@@ -185,14 +186,14 @@ impl<'a> Members<'a> {
             // Each file is read once, however many lines there are.
             if !met.insert(numbers) {
                 let name = printable(&told.file);
-                return Err(format!("the manifest tells of '{name}' twice: unpack the file with tar"));
+                return Err(format!("the manifest lists '{name}' twice: unpack the file with tar"));
             }
             let Some(bytes) = bytes else { continue };
             match told.is_of(self.file, &bytes, watch).map_err(|e| e.to_string())? {
                 Some(true) => {}
                 Some(false) => {
                     return Err(format!(
-                        "'{}' is not the file that the manifest tells of: it is damaged, or was changed since. To read it \
+                        "'{}' does not match the manifest: it is damaged, or was changed since. To read it \
                          all the same, unpack the file with tar",
                         printable(&told.file)
                     ));

@@ -45,7 +45,7 @@ impl Tail {
     fn tell(&self) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
             self.notices.say(Notice::Fact(&format!(
-                "warning: '{}': something else lies behind what gzip packed; it is ignored, as gunzip does",
+                "warning: '{}': other data follows the gzip data; it is ignored, as gunzip does",
                 self.file.display()
             )));
         }

@@ -42,7 +42,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Told>, String> {
 fn told(line: &str) -> Result<Told, String> {
     let bad = || {
         let shown: String = line.chars().take(MOST_SHOWN).collect();
-        format!("the manifest has a line that tells no digest: {}", printable(&shown))
+        format!("the manifest has a line without a digest: {}", printable(&shown))
     };
     let (algorithm, rest) = line.split_once('(').ok_or_else(bad)?;
     let (file, digest) = rest.rsplit_once('=').ok_or_else(bad)?;
@@ -53,7 +53,7 @@ fn told(line: &str) -> Result<Told, String> {
         "SHA512" => (Algorithm::Sha512, 128),
         other if other.len() < MOST_SHOWN => {
             let other = printable(other);
-            return Err(format!("the manifest tells digests of the kind {other}, which is not known"));
+            return Err(format!("the manifest has digests of the unknown kind {other}"));
         }
         _ => return Err(bad()),
     };

@@ -243,7 +243,7 @@ impl FuseMount {
         // The helper that unmounts after a crash is not relied on: it may be gone.
         match unmount_unless_used(&self.path) {
             Err(Errno::BUSY) => {
-                self.log.write(Level::Warning, format_args!("'{path}' is in use: taken away nevertheless"));
+                self.log.write(Level::Warning, format_args!("'{path}' is in use: unmounted all the same"));
                 // Its users get errors when the device is closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
             }

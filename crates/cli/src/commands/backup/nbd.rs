@@ -72,7 +72,7 @@ fn check_blank(session: &Session, file: &File) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "'{}' holds something already: have its first {BEGINNING} bytes be zero, or give another disk",
+        "'{}' is not empty: zero its first {BEGINNING} bytes, or give another disk",
         file.path().display()
     )))
 }

@@ -146,7 +146,8 @@ fn follow(args: &BackupArgs, store: &PointStore, made: Made, point: Point) -> Pu
             published.forgotten = forgotten.removed;
             published.damaged = texts(&forgotten.damaged);
             if let Some(first) = published.damaged.first() {
-                published.failed = Some(format!("the rules do not count what can't be read: {first}"));
+                published.failed =
+                    Some(format!("the rules do not count a point that can't be read: {first}"));
             }
         }
         Err(error) => published.failed = Some(format!("points were not forgotten: {error}")),
@@ -183,7 +184,7 @@ fn check(args: &BackupArgs, name: &PointName) -> Result<(), Failure> {
         (args.previous.is_some(), "--previous: the store knows its last point"),
         (args.manifest.is_some(), "--manifest: the store has hashes of its own"),
         (args.target_cache.is_some(), "a cache mode (-t)"),
-        (args.resume, "--resume: what was cut off is begun anew"),
+        (args.resume, "--resume: an interrupted backup starts again"),
         (args.dry_run, "--dry-run"),
     ];
     match refused.iter().find(|(is_wanted, _)| *is_wanted) {
@@ -281,7 +282,7 @@ impl Making<'_> {
                 }
                 Tried::NotOnBase(why) => {
                     let name = base.take().map(|base| base.point.name).unwrap_or_default();
-                    reason = Some(format!("point {name} can't be gone on from: {why}"));
+                    reason = Some(format!("a new point can't stand on point {name}: {why}"));
                     way = Way::Full;
                 }
             }
@@ -378,7 +379,7 @@ fn tell(args: &BackupArgs, context: &Context, published: Published) -> Result<u8
     }
     let code = if failed.is_some() { PUBLISHED } else { 0 };
     if let Some(failed) = &failed {
-        let told = format!("point {} is published, but what was to follow is not done: {failed}", point.name);
+        let told = format!("point {} is published, but a later step failed: {failed}", point.name);
         stderr::tell(context.dialect, &told);
     }
     if args.quiet {

@@ -14,7 +14,7 @@ pub(super) fn check(args: &BackupArgs) -> Result<(), Failure> {
         (args.previous.is_some(), "an earlier backup below it (--previous)"),
         (args.bitmap.is_some(), "a bitmap that says what changed (--bitmap)"),
         (args.target_cache.is_some(), "a cache mode (-t)"),
-        (args.resume, "--resume: the next run goes on by itself"),
+        (args.resume, "--resume: the next run resumes by itself"),
     ];
     match refused.iter().find(|(is_wanted, _)| *is_wanted) {
         None => Ok(()),

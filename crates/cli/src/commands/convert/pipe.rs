@@ -65,7 +65,7 @@ pub(super) fn way(dialect: Program, args: &ConvertArgs, opts: &CreateOpts) -> Re
         (args.no_create, "-n: it is always a new image"),
         (
             args.backing.is_some() || opts.backing_file.is_some(),
-            "a backing file (-B), whose place depends on its own",
+            "a backing file (-B): its name depends on the place of the image",
         ),
         (args.target_cache.is_some(), "a cache mode (-t)"),
         (opts.data_file.is_some(), "an external data file"),

@@ -24,7 +24,7 @@ pub(super) fn convert_to_object(
     let refuse =
         |what: &str| Err(Failure::usage(format!("'{name}': an object in a store can't have {what}")));
     if args.no_create {
-        return refuse("-n: it is always a new one, which takes the place of another at the end");
+        return refuse("-n: it is always a new one, which replaces an existing one at the end");
     }
     if args.backing.is_some() || opts.backing_file.is_some() {
         return refuse("a backing file (-B)");
@@ -63,7 +63,7 @@ pub(super) fn convert_to_object(
             let done = worker.block_on(convert(worker, images, target_of_job, &options));
             target.end(done.map_err(|error| failed(images, &error)))
         }
-        other => refuse(&format!("the format {}: raw and qcow2 are written in order", other.name())),
+        other => refuse(&format!("the format {}: only raw and qcow2 can be written in order", other.name())),
     }
 }
 

@@ -112,7 +112,7 @@ fn tell(server: &Server, output: OutputFormat, answer: &Value) -> Result<(), Fai
             let line = |disk: &Value| {
                 let (export, overlay) = (text(&disk["export"]), text(&disk["overlay"]));
                 format!(
-                    "'{}' goes on in '{}'\n",
+                    "'{}' continues in '{}'\n",
                     zebu_disks::printable(&export),
                     zebu_disks::printable(&overlay)
                 )

@@ -95,7 +95,7 @@ impl Server {
             return Err(Failure::new(format!("'{name}': {unknown}")));
         }
         let mut answer: Value = serde_json::from_str(&answer)
-            .map_err(|error| Failure::new(format!("'{name}' does not answer as zebu does: {error}")))?;
+            .map_err(|error| Failure::new(format!("'{name}' does not answer as a zebu server: {error}")))?;
         if let Some(message) = answer["error"]["message"].as_str() {
             self.was_refused = true;
             return Err(Failure::new(message));

@@ -18,7 +18,7 @@ use zebu_oci::{OciName, Readers};
 pub(super) fn pull(name: &OciName, target: &Path, context: &Context, watch: &Watch) -> Result<u64, Failure> {
     let fail = |reason: &str| Failure::new(format!("could not pull '{name}': {}", printable(reason)));
     if target.symlink_metadata().is_ok() {
-        return Err(fail(&format!("'{}' is there already", target.display())));
+        return Err(fail(&format!("'{}' exists already", target.display())));
     }
     context.disks.remote.expect(Readers::All);
     let config = WorkerConfig::default();

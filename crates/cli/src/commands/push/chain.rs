@@ -18,7 +18,7 @@ pub(super) fn files(context: &Context, image: &Image, title: &str) -> Result<Vec
         let shown = path.display();
         if context.disks.names.named(&path).is_some() || !path.exists() {
             return Err(format!(
-                "'{shown}' in its chain is no file of this machine: convert it, which makes one file of all"
+                "'{shown}' in its chain is no local file: convert it, which makes one file of the chain"
             ));
         }
         let info = image.info().map_err(|error| error.to_string())?;
@@ -28,8 +28,8 @@ pub(super) fn files(context: &Context, image: &Image, title: &str) -> Result<Vec
             other => {
                 let other = other.name();
                 return Err(format!(
-                    "'{shown}' in its chain is {other}, and blobs that stand on each other are qcow2 and raw: convert it, which \
-                     makes one file of all"
+                    "'{shown}' in its chain is {other}, and a chain of blobs has only qcow2 and raw images: \
+                     convert it, which makes one file of the chain"
                 ));
             }
         };
@@ -43,7 +43,9 @@ pub(super) fn files(context: &Context, image: &Image, title: &str) -> Result<Vec
             } else {
                 "is only a part of its file"
             };
-            return Err(format!("'{shown}' in its chain {why}: convert it, which makes one file of all"));
+            return Err(format!(
+                "'{shown}' in its chain {why}: convert it, which makes one file of the chain"
+            ));
         }
         let own = path.file_name().map_or_else(|| "disk".into(), |name| name.to_string_lossy());
         let title = if files.is_empty() { title.to_owned() } else { own.into_owned() };

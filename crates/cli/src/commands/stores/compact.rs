@@ -210,8 +210,8 @@ fn check_same(store: &PointStore, scratch: &Path, top: &Layer, hashes: &Path) ->
     match first {
         None => Ok(()),
         Some(offset) => Err(Failure::new(format!(
-            "{}: {}: what it shows at offset {offset} is not what its hashes say: nothing was merged ('zebu verify' tells \
-             which points are damaged)",
+            "{}: {}: its data at offset {offset} does not match its hashes: nothing was merged ('zebu \
+             verify' lists the damaged points)",
             store.name(),
             top.key()
         ))),

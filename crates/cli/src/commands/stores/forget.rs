@@ -83,7 +83,7 @@ pub(crate) fn run(args: &ForgetArgs, context: &Context) -> Result<u8, Failure> {
     for by in pruned.iter().flat_map(|pruned| &pruned.unfinished) {
         stderr::tell(
             context.dialect,
-            &format!("what an unfinished backup by {by} needs stays (--break-lock, if that was cut off)"),
+            &format!("objects of an unfinished backup by {by} stay (--break-lock, if it was interrupted)"),
         );
     }
     tell_damaged(context, &forgotten.damaged);

@@ -106,7 +106,7 @@ pub(crate) fn run(args: &RestoreArgs, context: &Context) -> Result<u8, Failure> 
         (None, Target::Device | Target::Server) => "raw".to_owned(),
         (None, Target::New | Target::File) => format_by_suffix(&args.target).map(str::to_owned).ok_or_else(|| {
             Failure::usage(format!(
-                "'{}' does not tell its format: give -O raw for the bytes of the disk, or -O qcow2 for an image",
+                "the name '{}' does not show its format: give -O raw for the bytes of the disk, or -O qcow2 for an image",
                 Path::new(&args.target).display()
             ))
         })?,

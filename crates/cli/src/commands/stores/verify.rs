@@ -194,7 +194,7 @@ fn tell(context: &Context, output: OutputFormat, quiet: bool, report: &Report) -
     if let Some(reason) = &report.not_noted {
         stderr::tell(
             context.dialect,
-            &format!("when this was verified could not be noted in the store: {reason}"),
+            &format!("the time of this verification could not be written to the store: {reason}"),
         );
     }
     if quiet {

@@ -37,7 +37,7 @@ pub(super) fn choose(
     let name = point.name.clone();
     let unfit = |reason: String| {
         Some(format!(
-            "point {name} can't be gone on from: {reason} ('zebu verify' tells which points need it)"
+            "a new point can't stand on point {name}: {reason} ('zebu verify' lists the points that need it)"
         ))
     };
     let without = |reason| Ok(Choice { reason, ..Choice::default() });
