@@ -113,7 +113,7 @@ pub(crate) struct NetworkArgs {
     #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
 
-    /// The most bytes of that directory, at least 16M; what was not used for longest has to go [default: 10G]
+    /// The most bytes of that directory, at least 16M; the least recently used data is removed first [default: 10G]
     #[arg(long, help_heading = NETWORK, hide_short_help = true, value_name = "SIZE", value_parser = remote_cache_argument, requires = "cache_dir")]
     remote_cache_size: Option<u64>,
 

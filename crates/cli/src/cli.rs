@@ -134,7 +134,7 @@ enum Command {
     /// Read every cluster of an image and compare it with a manifest, or all of a store of points
     #[command(after_help = examples::VERIFY)]
     Verify(Deferred<verify::VerifyArgs>),
-    /// Send many requests to an image and tell how fast they were served
+    /// Send many requests to an image and report how fast they were served
     #[command(after_help = examples::BENCH)]
     Bench(Box<Deferred<bench::BenchArgs>>),
     /// Read, write and look at an image by commands, as qemu-io does

@@ -1,4 +1,4 @@
-//! Manners of `zebu` where it makes a file: the format follows the name, and nothing is replaced without being asked.
+//! Rules of `zebu` where it makes a file: the format follows the name, and nothing is replaced without being asked.
 //! Under QEMU's names both are as there.
 
 use crate::failure::Failure;
@@ -23,11 +23,11 @@ const SUFFIXES: [(&str, &str); 7] = [
     ("vdi", "vdi"),
 ];
 
-/// Settles the format of the new file `name` where `given` is none. `option` is how a user asks for one. Standard output, devices and
+/// Chooses the format of the new file `name` where `given` is none. `option` is how a user asks for one. Standard output, devices and
 /// disks on servers are raw.
 ///
 /// # Errors
-/// The name tells none.
+/// The name shows none.
 pub(crate) fn settle_format(
     dialect: Program,
     given: &mut Option<NamedFormat>,

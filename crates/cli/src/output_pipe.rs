@@ -1,6 +1,6 @@
 //! Standard output as a file that is written once, from its first byte to its last.
 //!
-//! Writes come in any order, and are answered when they have gone out: whoever has only some under way needs no more memory than
+//! Writes come in any order, and are answered when they have gone out: a writer with only some under way needs no more memory than
 //! for those.
 
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! Logical sectors larger than 512 bytes, of which a target does not tell.
+//! Logical sectors larger than 512 bytes, which a target can't record.
 
 use crate::output::stderr;
 use std::ffi::OsStr;

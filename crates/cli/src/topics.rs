@@ -56,7 +56,7 @@ A disk is named by
 
   PATH                           a file, or a block device
   http://..., https://...        a file on a web server
-  s3://BUCKET/KEY                an object in S3 or its kin; gs:// and az:// likewise
+  s3://BUCKET/KEY                an object in S3 or a compatible store; gs:// and az:// likewise
   nbd://HOST[:PORT]/EXPORT       an export of an NBD server
   nbd+unix:///EXPORT?socket=PATH
   rbd:POOL/IMAGE                 an image of Ceph
@@ -90,7 +90,7 @@ exists and is not empty is replaced only with --force.",
 A store keeps points in time of one disk, in a folder or in an object store:
 
   store:DIR/NAME                    here
-  store:s3://BUCKET/PREFIX/NAME     in S3 or its kin; gs:// and az:// likewise
+  store:s3://BUCKET/PREFIX/NAME     in S3 or a compatible store; gs:// and az:// likewise
   store:DIR/NAME@POINT              one point; without @POINT the newest
 
   zebu backup disk.qcow2 store:/backups/vm1 --bitmap nightly --keep-daily 7
@@ -126,7 +126,7 @@ Credentials are those of the tools of registries (auth.json, config.json). --mir
         text: "\
 An object in a store can be a disk:
 
-  s3://BUCKET/KEY      in S3, or in a server that speaks as S3 does (AWS_ENDPOINT_URL)
+  s3://BUCKET/KEY      in S3, or in a server with the same protocol (AWS_ENDPOINT_URL)
   gs://BUCKET/KEY      in Google's
   az://CONTAINER/KEY   in Azure
 
@@ -149,7 +149,7 @@ stores' own tools (AWS_PROFILE, ~/.aws and others).",
     Topic {
         name: "serving",
         also: &["vhost-user-blk", "fuse", "ublk"],
-        about: "how virtual machines and others get at a disk",
+        about: "how virtual machines and other programs use a disk",
         text: "\
 `zebu serve` opens a disk for others, in one of these ways or several:
 
@@ -174,13 +174,13 @@ Called by the name of QEMU's program, zebu behaves as that program does: its opt
   zebu install-names ~/bin          makes the links
   PATH=~/bin:$PATH qemu-img info disk.qcow2
 
-Under its own name, zebu takes the format of a new file from its suffix, replaces no file without --force, and opens
-of the files that an image names only what --allow-refs says. Under QEMU's names it has none of these options.",
+Under its own name, zebu takes the format of a new file from its suffix, and replaces no file without --force. Of the
+files that an image names, it opens only those that --allow-refs allows. Under QEMU's names it has none of these options.",
     },
     Topic {
         name: "references",
         also: &["allow-refs"],
-        about: "which files an image may have opened",
+        about: "which files that an image names may be opened",
         text: "\
 An image can name others: its backing file, a data file, extents. --allow-refs says which of them may be opened:
 
@@ -191,7 +191,7 @@ An image can name others: its backing file, a data file, extents. --allow-refs s
   none         nothing
 
 `zebu info` opens none of them. `zebu info --tree` shows which are there, and which are refused.
-`zebu info --verdict` says whether an image can be handed to a tool that trusts it.",
+`zebu info --verdict` says whether an image is safe for a tool that trusts it.",
     },
     Topic {
         name: "caches",
@@ -223,7 +223,7 @@ Every command:
   check            1 not checked, 2 errors, 3 leaks only, 63 the format has no checks
   compare          1 different, 2 can't be opened, 3 allocation can't be looked up, 4 can't be read
   verify           2 some clusters can't be read, or differ from the manifest
-  info --verdict   2 the image is not safe to hand on",
+  info --verdict   2 the image is not safe for a tool that trusts it",
     },
     Topic {
         name: "secrets",

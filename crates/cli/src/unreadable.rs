@@ -1,4 +1,4 @@
-//! Ranges of a source that could not be read, as reports tell them.
+//! Ranges of a source that could not be read, as reports list them.
 
 use crate::output::stderr;
 use serde::Serialize;

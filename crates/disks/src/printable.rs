@@ -1,4 +1,4 @@
-//! Text of strangers for a terminal: an image can't send it control codes, nor write a line of its own.
+//! Untrusted text for a terminal: an image can't send it control codes, nor write a line of its own.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Uploads that were begun, and what is told of them.
+//! Uploads that were begun, and messages about them.
 
 use crate::notices::{Notice, Notices};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Making images: their files, and what file systems are told of them.
+//! Making images: their files, and hints to file systems about them.
 
 use crate::crypt::new_header::NewEncryption;
 use crate::new_files::NewFiles;

@@ -1,7 +1,7 @@
 //! Memory for the requests of all clients of a server, of whatever kind, divided among them: connections of NBD, rings of
 //! vhost-user-blk, files (FUSE).
 //!
-//! The first half is for whoever comes. The second half is divided evenly: a client that has less than its share gets in
+//! The first half is for the requests that come first. The second half is divided evenly: a client that has less than its share gets in
 //! as long as the share lasts, whatever others hold. So clients that do not take their replies can't keep others from
 //! theirs. All together hold no more than the limit, and what connections take that came after the requests.
 

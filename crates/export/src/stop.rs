@@ -1,4 +1,4 @@
-//! Telling tasks on several threads that it is time to end.
+//! A signal to tasks on several threads that it is time to end.
 
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -1,4 +1,4 @@
-//! Requests to registries and servers of tokens, with patience for those that are busy.
+//! Requests to registries and servers of tokens, repeated where they are busy.
 
 use crate::document::shown;
 use crate::failure::Failure;

@@ -1,7 +1,7 @@
 //! Hashes of a blob's blocks, by which ranges of it are compared.
 //!
 //! They are a blob of their own: the SHA-256 of each block, one after the other. The annotations of the blob tell the digest of
-//! its hashes, so whoever knows the digest of an image knows that of each block.
+//! its hashes, so the digest of an image covers that of each block.
 
 use crate::digest::Digest;
 use crate::document::Descriptor;

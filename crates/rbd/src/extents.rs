@@ -1,4 +1,4 @@
-//! Which parts of an image are holes, as librbd told last.
+//! Which parts of an image are holes, as librbd last reported.
 
 use crate::ffi::Run;
 use zebu_storage::sync::Mutex;

@@ -1,6 +1,6 @@
 //! The alignment that O_DIRECT asks of requests to a file.
 //!
-//! The kernel says so since Linux 6.1 (`STATX_DIOALIGN`, statx(2)). Before, devices tell their logical block, and
+//! The kernel says so since Linux 6.1 (`STATX_DIOALIGN`, statx(2)). Before, devices report their logical block, and
 //! for files it has to be found out by reading: a read that is aligned too little fails with EINVAL.
 
 use crate::buf::IoBuf;

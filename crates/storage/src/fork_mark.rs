@@ -1,4 +1,4 @@
-//! Telling a process from its children by fork(2).
+//! Distinguishing a process from its children by fork(2).
 //!
 //! A child has a copy of the memory, but none of the other threads, and shares rings and locks of files with its parent. So
 //! nothing that was made before a fork may be used, or be ended in an orderly way, by the child.

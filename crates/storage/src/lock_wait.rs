@@ -1,4 +1,4 @@
-//! Patience with the writes of a program that is gone: they hold an image until they have landed (`lock.rs`).
+//! Waiting for the writes of a program that is gone: they hold an image until they have landed (`lock.rs`).
 
 use crate::error::{IoError, IoErrorKind, Op};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! A wait that is told when it takes long.
+//! A wait that is reported when it takes long.
 
 use crate::file::File;
 use crate::long_waits::LONG_WAIT;

@@ -1,4 +1,4 @@
-//! Socket operations in a ring. They are told from file operations by a bit of their user data, and do not count
+//! Socket operations in a ring. A bit of their user data distinguishes them from file operations. They do not count
 //! against the ring's limit: most of them wait for a peer, for hours perhaps. (A completion queue that overflows for
 //! that is kept by the kernel.)
 //!

@@ -289,7 +289,7 @@ struct HydrateArgs {
     #[arg(short, long, visible_alias = "rate-limit", value_name = "RATE", value_parser = rate_argument)]
     rate: Option<Rate>,
 
-    /// In the end, have the image name no backing file any more
+    /// At the end, remove the name of the backing file from the image
     #[arg(long)]
     drop_backing: bool,
 

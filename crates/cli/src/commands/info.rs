@@ -32,11 +32,11 @@ pub(crate) struct InfoArgs {
     #[arg(short, long, value_name = "FMT", value_parser = formats())]
     format: Option<NamedFormat>,
 
-    /// Open the backing files and tell about each of them too
+    /// Open the backing files and describe each of them too
     #[arg(short, long)]
     backing_chain: bool,
 
-    /// Also walk the mapping and tell into how many pieces the data lies in the file
+    /// Also walk the mapping and report in how many pieces the data lies
     #[arg(long)]
     fragmentation: bool,
 

@@ -1,4 +1,4 @@
-//! One call of a command: its words, what it tells, how it ends.
+//! One call of a command: its words, its output, its end.
 
 use super::table::CommandInfo;
 use super::words::{OptionError, Parsed, parse_options};

@@ -1,4 +1,4 @@
-//! A node of the graph below an image, as `info` tells of it.
+//! A node of the graph below an image, as `info` shows it.
 
 use zebu::ImageInfo;
 

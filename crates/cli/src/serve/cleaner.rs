@@ -1,6 +1,6 @@
 //! The process that removes what a server has in the file system: the files of its sockets, and what it has mounted. In its
 //! sandbox the server may not, and after a crash it is gone. It is this program again, outside of the sandbox. It knows what
-//! to remove from its start; the server tells it when, and nothing else.
+//! to remove from its start; the server sends it the moment, and nothing else.
 
 use super::address::SocketFile;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! The file of `zebu serve --config`: parsing and judging. Mistakes are named with the file, the line and the key.
+//! The file of `zebu serve --config`: parsing and checks. Mistakes are named with the file, the line and the key.
 
 use super::address::Address;
 use super::limit_change::limit_of;

@@ -38,7 +38,7 @@ pub(crate) struct ServeArgs {
     pub(crate) fuse: Vec<PathBuf>,
 
     /// Make an image a block device of this machine, /dev/ublkbID (Linux 6.5 or newer, as root); may be given more than once, in the
-    /// order of the images [default ID: a free one, which is told]
+    /// order of the images [default ID: a free one, which is printed]
     ///
     /// A device in use stays when its server ends, and its requests wait for --recover.
     #[arg(long, value_name = "ID", help_heading = CLIENTS, num_args = 0..=1, require_equals = true, default_missing_value = "any")]
@@ -58,7 +58,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", help_heading = CLIENTS)]
     pub(crate) export_name: Vec<String>,
 
-    /// Text for people that NBD clients are told about the images
+    /// Description of the images that NBD clients show to people
     #[arg(hide_short_help = true, long, value_name = "TEXT", help_heading = CLIENTS)]
     pub(crate) description: Option<String>,
 
@@ -178,7 +178,7 @@ pub(crate) struct ServeArgs {
     #[arg(hide_short_help = true, long, value_name = "SECONDS", help_heading = CLIENTS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) idle_timeout: Option<u32>,
 
-    /// Read exports, sockets, TLS and limits from this file (TOML), and again on SIGHUP; what the command line names stays beside it
+    /// Read exports, sockets, TLS and limits from this file (TOML), and again on SIGHUP, in addition to what the command line names
     #[arg(long, value_name = "FILE", value_parser = path_argument(), conflicts_with = "isolate")]
     pub(crate) config: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! A server at one moment, as its control socket tells it.
+//! A server at one moment, as its control socket reports it.
 
 use serde_json::Value;
 use std::time::Instant;

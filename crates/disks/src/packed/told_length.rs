@@ -1,4 +1,4 @@
-//! The length of what is in a packed file, where the file tells it: from the indexes of xz, and from the headers of the frames
+//! The length of what is in a packed file, where the file records it: from the indexes of xz, and from the headers of the frames
 //! of zstd. Nothing is unpacked; whether it is true shows when something is.
 
 use super::decode::Packing;

@@ -1,4 +1,4 @@
-//! Counting: every reference to a host cluster goes into the map, and the entries that hold them are judged.
+//! Counting: every reference to a host cluster goes into the map, and the entries that hold them are checked.
 
 use super::finding::{FindingKind, TableKind};
 use super::inventory::{Inventory, L1_PIECE, L2Ref};

@@ -1,4 +1,4 @@
-//! Which disk a backup was made of, as far as that can be told without reading it.
+//! Which disk a backup was made of, as far as that is known without reading it.
 
 use crate::Remedy;
 use crate::node::Driver;

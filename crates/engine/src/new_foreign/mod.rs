@@ -1,4 +1,4 @@
-//! New images of other programs: their files, written block by block. What stands where is told by [`zebu_foreign::write`].
+//! New images of other programs: their files, written block by block. [`zebu_foreign::write`] says what stands where.
 //!
 //! The bytes by which the file is taken for an image are written last, when all else is durable.
 

@@ -1,4 +1,4 @@
-//! Metadata contexts: what BLOCK_STATUS can tell.
+//! Metadata contexts: what BLOCK_STATUS can report.
 
 use std::borrow::Cow;
 

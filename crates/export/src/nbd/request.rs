@@ -1,4 +1,4 @@
-//! Parsing and judging requests. Pure functions: any header gives a command, a refusal, or the end of the session.
+//! Parsing and checking requests. Pure functions: any header gives a command, a refusal, or the end of the session.
 
 use super::protocol::{
     CommandFlags, EXTENDED_REQUEST_MAGIC, NbdErrno, REQUEST_MAGIC, TransmissionFlags, command,

@@ -1,4 +1,4 @@
-//! The channel on which the device tells its front end something (vhost-user, "Back-end communication"): here, that the
+//! The channel on which the device notifies its front end (vhost-user, "Back-end communication"): here, that the
 //! configuration changed. The crate that speaks the protocol takes the channel's descriptor and has no such message, so
 //! the descriptor is looked for before the crate takes the message that brings it.
 

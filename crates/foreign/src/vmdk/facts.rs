@@ -1,4 +1,4 @@
-//! Facts that an image file tells of the disk and its extents, for people.
+//! Facts that an image file records of the disk and its extents, for people.
 
 use super::descriptor::{Descriptor, ExtentKind};
 

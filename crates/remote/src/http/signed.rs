@@ -1,4 +1,4 @@
-//! URLs of an object in a store, which are good for a while: whoever has the credentials signs them.
+//! URLs of an object in a store, which are good for a while: the process that has the credentials signs them.
 
 use super::url::HttpUrl;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Seeded sampling of crash states: the telling extremes first, then random mixtures.
+//! Seeded sampling of crash states: the revealing extremes first, then random mixtures.
 
 use super::landing::{Landing, Order};
 use crate::op::OpNumber;

@@ -1,4 +1,4 @@
-//! The point that a new one stands on, and whether a bitmap tells what changed since.
+//! The point that a new one stands on, and whether a bitmap shows what changed since.
 
 use super::super::BackupArgs;
 use crate::commands::stores::shared::open_layers;
