@@ -12,7 +12,7 @@ mod cli;
 mod commands;
 mod compression;
 mod create_opts;
-mod damage_told;
+mod damage_notice;
 mod default_cache_mode;
 mod deferred;
 mod descriptors;

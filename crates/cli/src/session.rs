@@ -1,7 +1,7 @@
 //! The worker of a command, and its images.
 
 use crate::arguments::EngineArgs;
-use crate::damage_told::DamageNotice;
+use crate::damage_notice::DamageNotice;
 use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::output::stderr;

@@ -12,13 +12,13 @@ mod parts;
 mod pieces;
 mod range_reader;
 mod recent;
+mod recorded_length;
 mod registry;
 #[cfg(test)]
 mod samples;
 mod spill;
 mod stream;
 mod tar;
-mod told_length;
 mod window;
 mod xz;
 
@@ -264,7 +264,7 @@ fn is_raw_stream(spec: &ImageSpec, order: Order, source: &Source) -> Result<bool
     if first.is_empty() || !looks_raw(&first, &[]) {
         return Ok(false);
     }
-    Ok(order == Order::OpenEnded || source.told_length().is_some())
+    Ok(order == Order::OpenEnded || source.recorded_length().is_some())
 }
 
 /// The length of a raw disk that is unpacked while it is read.
@@ -275,7 +275,7 @@ fn length_of(choice: &PackedChoice, source: &Source, reader: Reader) -> Result<L
     let most = choice.most_of_disk();
     // The frames of zstd are scattered over the file: to look at them all is to read it.
     if (reader.order == Order::Once || source.packing == Packing::Xz)
-        && let Some(len) = source.told_length()
+        && let Some(len) = source.recorded_length()
     {
         return if len > most { Err(by_option(most)) } else { Ok(Length::Known(len)) };
     }

@@ -47,7 +47,7 @@ impl<'a> Nearby<'a> {
 
 impl Source {
     /// Bytes of what is in it, if it tells.
-    pub(super) fn told_length(&self) -> Option<u64> {
+    pub(super) fn recorded_length(&self) -> Option<u64> {
         match self.packing {
             Packing::Xz => self.told_by_indexes(),
             Packing::Zstd => self.told_by_frames(),
@@ -171,7 +171,7 @@ mod tests {
     use std::time::Duration;
 
     fn told(packed: &[u8]) -> Option<u64> {
-        source(packed).told_length()
+        source(packed).recorded_length()
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
         };
         let (some, many) = (blocks(300_000), blocks(500_000));
         let began = cpu_time();
-        assert_eq!(hole.told_length(), None);
+        assert_eq!(hole.recorded_length(), None);
         assert_eq!(told(&padded), Some(5000));
         assert_eq!(told(&empty), Some(0));
         assert_eq!(told(&first.repeat(50_000)), Some(0));
@@ -256,7 +256,7 @@ mod tests {
     fn whoever_gives_up_is_not_held_up() {
         let source = source(&pack("xz -c -0", &content(5000)));
         source.cancel.cancel();
-        assert_eq!(source.told_length(), None);
+        assert_eq!(source.recorded_length(), None);
         assert!(source.first_bytes(100).is_err());
     }
 
@@ -267,6 +267,6 @@ mod tests {
         let mut part: Source = source(&whole);
         part.packing = Packing::Xz;
         part.bytes = Arc::new(Pieces::of(Range { start: 100, len: packed.len() as u64 }));
-        assert_eq!(part.told_length(), Some(5000));
+        assert_eq!(part.recorded_length(), Some(5000));
     }
 }
