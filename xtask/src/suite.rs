@@ -10,7 +10,7 @@ use crate::iotests;
 use crate::nextest::{self, Tests};
 use crate::package;
 use crate::setup::{self, Need};
-use crate::tenth::{ROTATING, Tenth, is_shared_out, number_of};
+use crate::tenth::{ROTATING, SLOWEST, Tenth, is_shared_out, number_of};
 use crate::test_programs::{Qemu, TestPrograms, cargo_test};
 use crate::times::{self, StepTime};
 use crate::toolchain;
@@ -51,7 +51,7 @@ pub(crate) struct TestArgs {
     /// Run only the steps whose names contain this; may be given again
     #[arg(long = "step", value_name = "TEXT")]
     steps: Vec<String>,
-    /// List each test and the runs that have it, and run nothing
+    /// List each test, each step that not all runs have, and the runs that have it, and run nothing
     #[arg(long)]
     list: bool,
     /// Run the watched tests so many times, and all tests once, under a load of 30 beside a writer to the disk
@@ -245,11 +245,13 @@ fn run_lane(lane: &Lane) -> Vec<Ended> {
     ended
 }
 
-/// Prints each test, and which runs have it.
+/// Prints each test, each step that not all runs have, and which runs have it.
 fn list() -> Outcome {
     for name in nextest::names()? {
         let runs = if name.contains(torture::STEPS_OF_A_COMMIT) {
             "every run (torture)".to_owned()
+        } else if name.contains(SLOWEST) {
+            "every run has a hundredth of its cases, --long all".to_owned()
         } else if ROTATING.iter().any(|rotating| name.contains(rotating)) {
             "every run has a tenth of its cases, --long all".to_owned()
         } else if is_shared_out(&name) {
@@ -259,6 +261,13 @@ fn list() -> Outcome {
         };
         println!("{name}: {runs}");
     }
+    for (step, number) in SHARED_OUT {
+        println!("step '{step}': --tenth {number}, and --long");
+    }
+    println!(
+        "step 'chosen schedules': parts with even tenths, the whole engine with odd ones; --long has all"
+    );
+    println!("step 'QEMU's own tests, a selection': every run has a tenth of them, --long all");
     Ok(())
 }
 
@@ -340,6 +349,18 @@ const TENTH_OF_OLDEST_RUST: u64 = 5;
 const TENTH_OF_GO: u64 = 7;
 /// The tenth that has the C interface.
 const TENTH_OF_C: u64 = 4;
+/// The tenth that has the package of Python.
+const TENTH_OF_PYTHON: u64 = 9;
+
+/// The steps that only one tenth has.
+const SHARED_OUT: [(&str, u64); 6] = [
+    ("module of Go", TENTH_OF_GO),
+    ("C interface", TENTH_OF_C),
+    ("package of Python", TENTH_OF_PYTHON),
+    ("fuzz targets, a minute", TENTH_OF_FUZZ_TARGETS),
+    ("oldest supported Rust", TENTH_OF_OLDEST_RUST),
+    ("packages, installed in clean systems", TENTH_OF_PACKAGES),
+];
 
 fn module_of_go(tenth: Tenth) -> Outcome<Verdict> {
     if !tenth.has(TENTH_OF_GO) {
@@ -360,9 +381,6 @@ fn interface_of_c(tenth: Tenth) -> Outcome<Verdict> {
         None => c_interface::test().map(|()| Verdict::Passed),
     }
 }
-
-/// The tenth that has the package of Python.
-const TENTH_OF_PYTHON: u64 = 9;
 
 fn package_of_python(tenth: Tenth) -> Outcome<Verdict> {
     if !tenth.has(TENTH_OF_PYTHON) {

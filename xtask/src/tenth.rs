@@ -1,4 +1,4 @@
-//! The tenth of the long matrices that a run has: ten landings have all of them.
+//! The tenth of the long matrices that a run has: those of ten commits in a row have all of them.
 
 use std::fmt;
 use std::process::Command;
@@ -40,9 +40,11 @@ const FAMILIES: [&str; 19] = [
 ];
 
 /// Tests whose cases come in tenths. `crate::suite` has the steps.
-pub(crate) const ROTATING: [&str; 10] = [
+pub(crate) const ROTATING: [&str; 12] = [
+    "beside_qemu::lines_end_",
+    "beside_qemu::stacks_do_",
     "encryption_matrix::images_of_zebu",
-    "encryption_matrix::images_of_qemu",
+    "encryption_matrix::what_qemu_does_not_make_is_refused",
     "hostile_luks::hostile_headers_end_in_one_line_and_within_bounds",
     "foreign_matrix::images_of_qemu_read_as_qemu_reads_them",
     "strangers::hostile_images_end_in_an_error_or_a_result_within_bounds",
@@ -53,11 +55,22 @@ pub(crate) const ROTATING: [&str; 10] = [
     "write_matrix::version_",
 ];
 
+/// The test whose cases take too long for a tenth of them: a run has a tenth of its tenth.
+pub(crate) const SLOWEST: &str = "encryption_matrix::images_of_qemu";
+
 impl Tenth {
-    /// The one that follows from the number of commits: each landing has another.
+    /// The one that follows from the number of commits: ten commits in a row have another each.
     pub(crate) fn of_commit() -> Self {
-        let count = output(Command::new("git").current_dir(root()).args(["rev-list", "--count", "HEAD"]));
-        Self::One(count.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0) % 10)
+        let git = |words: &[&str]| {
+            output(Command::new("git").current_dir(root()).args(words)).map(|said| said.trim().to_owned())
+        };
+        if git(&["rev-parse", "--is-shallow-repository"]).as_deref() == Ok("true") {
+            println!(
+                "note: a shallow clone does not know the number of commits; `--tenth N` names another tenth"
+            );
+        }
+        let count = git(&["rev-list", "--count", "HEAD"]);
+        Self::One(count.ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) % 10)
     }
 
     /// Tells it to tests.
@@ -134,6 +147,20 @@ mod tests {
         assert_eq!(runs("zebu::simulated mutants::killed::nothing_is_copied"), 1);
         assert_eq!(runs("zebu::simulated crash::replay::bitmaps_know_what_crashes_leave"), 10);
         assert!(Tenth::All.has_test("zebu::simulated mutants::killed::nothing_is_copied"));
+    }
+
+    /// Each file of tests that asks for its tenth is listed as one that does.
+    #[test]
+    fn tests_that_have_tenths_are_listed() {
+        let tests = root().join("tests/tests");
+        let folders = std::fs::read_dir(&tests).expect("a folder").flatten();
+        let files = folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).flatten().flatten();
+        for file in files.map(|file| file.path()).filter(|file| file.extension().is_some_and(|e| e == "rs")) {
+            let text = std::fs::read_to_string(&file).expect("text");
+            let module = format!("{}::", file.file_stem().expect("a name").display());
+            let is_listed = ROTATING.iter().any(|name| name.starts_with(&module));
+            assert_eq!(text.contains("zebu_tests::tenth"), is_listed, "{module}");
+        }
     }
 
     #[test]
