@@ -120,8 +120,9 @@ fn names(text: &str) -> VecDeque<String> {
     names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// The suite, which is fetched into `home` the first time.
+/// The suite, which is fetched below `home` the first time, and once more when another release is wanted.
 fn fetch(home: &Path) -> Outcome<PathBuf> {
+    let home = &home.join(RELEASE.replace([':', '+'], "-"));
     if let Some(suite) = find_suite(home) {
         return Ok(suite);
     }
