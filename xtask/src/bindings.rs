@@ -14,6 +14,11 @@ pub(crate) fn go_obstacle() -> Option<String> {
     find("go").is_none().then(|| "there is no Go (Debian: golang-go)".to_owned())
 }
 
+/// Fetches what the module of Go needs.
+pub(crate) fn bring_go() -> Outcome {
+    run(go_command(&root().join(MODULE), None)?.args(["mod", "download"]))
+}
+
 /// Formats, vets and tests the module of Go with its detector of data races, and the module that has the program in it.
 pub(crate) fn go() -> Outcome {
     go_embed::agrees()?;
@@ -56,6 +61,11 @@ fn go_command(module: &Path, programs: Option<&Path>) -> Outcome<Command> {
 /// The packages of PyPI that its tests need: a runner, programs that take files, and a judge of its stubs.
 const TESTED_WITH: [&str; 5] =
     ["pytest==9.2.0", "fsspec==2026.9.0", "dissect.target==3.25.1", "dissect.volume==3.18", "mypy==2.4.1"];
+
+/// Fetches what its tests need.
+pub(crate) fn bring_python() -> Outcome {
+    built_tools::environment(&TESTED_WITH).map(drop)
+}
 
 /// Looks at the package of Python, makes a wheel for this machine, and tests it in a fresh environment.
 pub(crate) fn python() -> Outcome {

@@ -145,8 +145,11 @@ fn name_localhost() -> Outcome {
 }
 
 /// Go, installed if it is not here.
-fn go() -> Outcome<PathBuf> {
+pub(crate) fn go() -> Outcome<PathBuf> {
     if find("go").is_none() {
+        if !is_root() {
+            return Err(format!("there is no Go (Debian: {GO})"));
+        }
         println!("installing {GO}");
         if let Some(suite) = Release::read().backports() {
             install_from(&[GO], &suite)?;

@@ -277,18 +277,42 @@ pub(crate) fn program_of_tests(name: &str, args: &[String]) -> Outcome {
     run(Command::new(tests.binary(name)).env("ZEBU_BIN", tests.binary("zebu")).args(args))
 }
 
-/// Installs and fetches everything, so that later steps build and run alone.
+/// Installs and fetches everything that this tenth needs, so that later steps build and run alone.
 fn set_up(tenth: Tenth) -> Outcome {
     setup::ensure(Need::Tests)?;
     setup::ensure_of_tenth(tenth);
     run(cargo().args(["fetch", "--locked"]))?;
-    let suite = if iotests::obstacle().is_none() { iotests::bring().err() } else { None };
+    for dir in OTHER_WORKSPACES {
+        run(cargo().current_dir(root().join(dir)).args(["fetch", "--locked"]))?;
+    }
+    let mut obstacles = Vec::new();
+    if iotests::obstacle().is_none() {
+        obstacles.extend(iotests::bring().err());
+    }
+    if tenth.has(TENTH_OF_OLDEST_RUST) {
+        obstacles.extend(toolchain::msrv_obstacle());
+    }
+    if tenth.has(TENTH_OF_PACKAGES) {
+        obstacles.extend(toolchain::musl_obstacle());
+        if package::obstacle().is_none() {
+            obstacles.extend(package::bring().err());
+        }
+    }
+    if tenth.has(TENTH_OF_GO) {
+        obstacles.extend(setup::go().and_then(|_| bindings::bring_go()).err());
+    }
+    if tenth.has(TENTH_OF_PYTHON) {
+        obstacles.extend(wheel::obstacle().or_else(|| bindings::bring_python().err()));
+    }
     // The steps that need them say so once more.
-    for obstacle in [toolchain::msrv_obstacle(), toolchain::musl_obstacle(), suite].into_iter().flatten() {
+    for obstacle in obstacles {
         println!("note: {obstacle}");
     }
     Ok(())
 }
+
+/// Workspaces of their own, which no step but that of their tenth builds.
+const OTHER_WORKSPACES: [&str; 3] = ["fuzz", "bench/peers", wheel::PACKAGE];
 
 fn lints() -> Outcome {
     zebu_source::prose::check()?;
@@ -301,8 +325,8 @@ fn lints() -> Outcome {
         Ok(_) => {}
         Err(error) => println!("note: nobody knows how old the README's figures are: {error}"),
     }
-    // Workspaces of their own, which nothing here builds: their lock files have to follow ours.
-    for dir in ["fuzz", "bench/peers", wheel::PACKAGE] {
+    // Their lock files have to follow ours.
+    for dir in OTHER_WORKSPACES {
         output(cargo().current_dir(root().join(dir)).args([
             "metadata",
             "--locked",

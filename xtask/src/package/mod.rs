@@ -83,10 +83,17 @@ impl Release {
 
 pub(crate) use trial::obstacle;
 
-/// Makes everything in a scratch folder, of the program that the packed crates were built to, and tries it.
-pub(crate) fn try_packed(built: &Path) -> Outcome {
+/// Installs and fetches all that the trial of packages needs.
+pub(crate) fn bring() -> Outcome {
     setup::ensure(Need::Release)?;
     setup::ensure(Need::Trial)?;
+    crate::built_tools::cyclonedx()?;
+    trial::clean_system().map(drop)
+}
+
+/// Makes everything in a scratch folder, of the program that the packed crates were built to, and tries it.
+pub(crate) fn try_packed(built: &Path) -> Outcome {
+    bring()?;
     let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
     let program = Program::of_packed_crates(built, &scratch.path().join("program"))?;
     let release = Release::new(scratch.path().join("release"))?;

@@ -56,7 +56,7 @@ fn scratch() -> Outcome<TempDir> {
 }
 
 /// An archive of a clean system, made once.
-fn clean_system() -> Outcome<PathBuf> {
+pub(super) fn clean_system() -> Outcome<PathBuf> {
     let cache = built_tools::cache()?;
     let kept = cache.join(format!("{SUITE}-{}.tar", INSTALLED.replace(',', "-")));
     if kept.is_file() {
