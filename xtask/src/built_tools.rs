@@ -180,8 +180,13 @@ impl Tool {
                     "-ldflags=-s -w",
                     &format!("{module}@{}", self.version),
                 ]);
-                command.env("GOBIN", bin).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false");
-                run(&mut command)
+                // Beside its place: half of a program, of a build that was ended, is none.
+                let built = root.join("built");
+                command.env("GOBIN", &built).env("GOTOOLCHAIN", "auto").env("GOFLAGS", "-buildvcs=false");
+                run(&mut command)?;
+                std::fs::create_dir_all(bin).map_err(|e| format!("{}: {e}", bin.display()))?;
+                let built = built.join(self.program);
+                std::fs::rename(&built, kept).map_err(|e| format!("{}: {e}", built.display()))
             }
             Source::Crate => {
                 let target = tempfile::tempdir().map_err(|e| e.to_string())?;
