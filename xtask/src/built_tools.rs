@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use zebu_bench::Outcome;
-use zebu_bench::process::{find, is_root, run};
+use zebu_bench::process::{find, is_root, output, run};
 use zebu_bench::workspace::cargo;
 
 /// A program and its version. The version stands for all of its inputs: a lock file or a table of sums pins the rest.
@@ -66,9 +66,10 @@ pub(crate) fn cache() -> Outcome<PathBuf> {
     Ok(cache.join("zebu-tools"))
 }
 
-/// An environment of Python with these packages of PyPI, each with its version. It is made once.
+/// An environment of Python with these packages of PyPI, each with its version. It is made once for each version of Python.
 pub(crate) fn environment(packages: &[&str]) -> Outcome<PathBuf> {
-    let place = cache()?.join(packages.join("-").replace("==", "-"));
+    let version = output(Command::new("python3").arg("--version"))?.trim().replace(' ', "-");
+    let place = cache()?.join(format!("{version}-{}", packages.join("-").replace("==", "-")));
     let complete = place.join("complete");
     if !complete.exists() {
         run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
