@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use zebu_tests::lanes::{change_until, content, lanes};
 use zebu_tests::mount::Mounted;
-use zebu_tests::patience::wait_until;
+use zebu_tests::patience::{Patience, wait_until};
 use zebu_tests::program::{find, zebu};
 use zebu_tests::qemu::Qemu;
 use zebu_tests::random::Random;
@@ -42,7 +42,6 @@ fn nothing_of_a_backup_stays_in_the_page_cache() {
     let dir = scratch.path();
     make(dir, "");
     fill(dir);
-    let source = dir.join(IMAGE);
     for cache in ["none", "writeback"] {
         for (round, words) in [
             &[][..],
@@ -58,48 +57,68 @@ fn nothing_of_a_backup_stays_in_the_page_cache() {
             if cache == "writeback" && round % 3 != 0 {
                 continue;
             }
-            let what = format!("serve -t {cache}, {words:?}");
-            drop_pages(&source);
-            let found = pages(&source);
-            let server = serve(dir, &format!("-t {cache}"));
-            let name = format!("{cache}-{round}-{TARGET}");
-            let target = dir.join(&name);
-            ctl(dir, &[&["backup-start", "", &name, "-r", "40M"], words].concat()).ok();
-            let begun = query(dir);
-            let mut most = 0;
-            while query(dir)["status"] == "running" {
-                most = most.max(pages(&target));
+            // A disk that is busy with others keeps all waiting, and so does a processor that uses some pages just then.
+            let patience = Patience::begin();
+            let mut attempt = 0;
+            while let Some(what) = what_stays(&qemu, dir, cache, words, &format!("{cache}-{round}-{attempt}"))
+            {
+                attempt += 1;
+                patience.pause(format_args!("serve -t {cache}, {words:?}: {what}"));
             }
-            let ended = query(dir);
-            assert_eq!(ended["status"], "completed", "{what}: {ended}");
-            assert_eq!(ended["target-cache"], begun["target-cache"], "{what}");
-            match ended["target-cache"].as_str().unwrap() {
-                "none" => assert_eq!(most, 0, "{what}: while it ran"),
-                // Pages stay until the disk has them, and a slow one has all of them under way at once.
-                "dontcache" | "drop-behind" => {}
-                "writeback" => assert!(pages(&target) > 4 * 256, "{what}: {ended}"),
-                other => panic!("{what}: {other}"),
-            }
-            if words.contains(&"writeback") {
-                assert_eq!(ended["target-cache"], "writeback");
-            } else {
-                // The kernel drops some of them when they have been written.
-                wait_until(format_args!("{what}: no pages: {ended}"), || pages(&target) == 0);
-            }
-            if let ["-t", asked @ ("none" | "dontcache"), ..] = words {
-                let is_as_asked = ended["target-cache"] == *asked || ended["target-cache"] == "drop-behind";
-                assert!(is_as_asked, "{what}: {ended}");
-            }
-            assert_eq!(ended["source-cache"] == "none", cache == "none", "{what}: {ended}");
-            // The server itself reads the tables of an image that is not open with O_DIRECT, and the kernel reads ahead:
-            // of 5120 pages, up to 480 were seen to stay on a loaded machine.
-            let allowed = if cache == "none" { found } else { found + 1024 };
-            assert!(pages(&source) <= allowed, "{what}: {} pages of the source", pages(&source));
-            server.stop();
-            qemu.check_clean(dir, &name).unwrap_or_else(|e| panic!("{what}: {e}"));
-            assert!(qemu.read_all(dir, &name, None) == qemu.read_all(dir, IMAGE, None), "{what}");
         }
     }
+}
+
+/// Makes a backup. Tells what stays in the page cache, or was there all at once, in ways that are to leave nothing.
+fn what_stays(qemu: &Qemu, dir: &Path, cache: &str, words: &[&str], name: &str) -> Option<String> {
+    /// Pages of all data of the disk.
+    const ALL: u64 = 20 * 256;
+    let what = format!("serve -t {cache}, {words:?}");
+    let source = dir.join(IMAGE);
+    drop_pages(&source);
+    let found = pages(&source);
+    let server = serve(dir, &format!("-t {cache}"));
+    let name = format!("{name}-{TARGET}");
+    let target = dir.join(&name);
+    ctl(dir, &[&["backup-start", "", &name, "-r", "40M"], words].concat()).ok();
+    let begun = query(dir);
+    let mut most = 0;
+    while query(dir)["status"] == "running" {
+        most = most.max(pages(&target));
+    }
+    let ended = query(dir);
+    assert_eq!(ended["status"], "completed", "{what}: {ended}");
+    assert_eq!(ended["target-cache"], begun["target-cache"], "{what}");
+    let mut is_behind = false;
+    match ended["target-cache"].as_str().unwrap() {
+        "none" => assert_eq!(most, 0, "{what}: while it ran"),
+        "dontcache" | "drop-behind" => is_behind = true,
+        "writeback" => assert!(pages(&target) > 4 * 256, "{what}: {ended}"),
+        other => panic!("{what}: {other}"),
+    }
+    if words.contains(&"writeback") {
+        assert_eq!(ended["target-cache"], "writeback");
+    } else {
+        // The kernel drops some of them when they have been written.
+        wait_until(format_args!("{what}: no pages: {ended}"), || pages(&target) == 0);
+    }
+    if let ["-t", asked @ ("none" | "dontcache"), ..] = words {
+        let is_as_asked = ended["target-cache"] == *asked || ended["target-cache"] == "drop-behind";
+        assert!(is_as_asked, "{what}: {ended}");
+    }
+    assert_eq!(ended["source-cache"] == "none", cache == "none", "{what}: {ended}");
+    // The server itself reads the tables of an image that is not open with O_DIRECT, and the kernel reads ahead.
+    let allowed = if cache == "none" { found } else { found + 1024 };
+    let left = pages(&source);
+    server.stop();
+    qemu.check_clean(dir, &name).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(qemu.read_all(dir, &name, None) == qemu.read_all(dir, IMAGE, None), "{what}");
+    std::fs::remove_file(&target).unwrap();
+    if is_behind && most >= ALL {
+        // What is under way to the disk is less.
+        return Some(format!("{most} pages of the target while it ran"));
+    }
+    (left > allowed).then(|| format!("{left} pages of the source, {allowed} allowed"))
 }
 
 #[test]
