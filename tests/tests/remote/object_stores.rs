@@ -311,7 +311,7 @@ fn what_an_interrupted_upload_has_of_another_disk_is_not_taken() {
     noise(&mut content, 11);
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
-    let words = ["convert", "-f", "raw", "-O", "raw", "-r", "10M", "disk.raw", "s3://disks/d"];
+    let words = ["convert", "-f", "raw", "-O", "raw", "-r", "4M", "disk.raw", "s3://disks/d"];
     let mut child = store.command(&[], &words).spawn().unwrap();
     store.wait_for_parts("d", 3);
     child.kill().unwrap();
@@ -338,7 +338,7 @@ fn an_upload_that_fails_is_given_up() {
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
     // By a signal.
-    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "8M", "disk.raw", "s3://disks/d"];
+    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "2M", "disk.raw", "s3://disks/d"];
     let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
     store.wait_for_parts("d", 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
@@ -364,7 +364,7 @@ fn of_two_uploads_at_once_the_one_that_fails_says_why() {
     noise(&mut content, 17);
     std::fs::write(dir.join("disk.raw"), &content).unwrap();
     let store = ObjectStore::start(dir);
-    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "16M", "disk.raw", "s3://disks/d"];
+    let words = ["convert", "-f", "raw", "-O", "qcow2", "-r", "4M", "disk.raw", "s3://disks/d"];
     let mut first = store.command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
     store.wait_for_parts("d", 2);
     kill_process(Pid::from_child(&first), Signal::STOP).unwrap();
@@ -541,9 +541,9 @@ fn backups_are_objects_and_verified_in_place() {
     }
     assert!(!dir.join("m9").exists() && store.get("n").is_none());
     // One that is killed has no name, and no manifest; the next one goes on.
-    let words =
-        ["backup", "-v", "-r", "4M", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
-    let mut child = store.command(&[], &words).stderr(Stdio::null()).spawn().unwrap();
+    let words = ["backup", "-v", "-f", "raw", "--manifest", "mk", "disk.raw", "s3://disks/killed"];
+    let slowly = [&words[..], &["-r", "2M"]].concat();
+    let mut child = store.command(&[], &slowly).stderr(Stdio::null()).spawn().unwrap();
     store.wait_for_parts("killed", 2);
     child.kill().unwrap();
     end_of(&mut child);
