@@ -178,7 +178,7 @@ func TestAKilledProgramLeavesNoProcess(t *testing.T) {
 	child.Process.Signal(syscall.SIGKILL)
 	child.Wait()
 	// A guard against hanging.
-	for end := time.Now().Add(5 * time.Minute); len(servers(path)) > 0; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Minute); len(servers(path)) > 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("processes are left", servers(path))
 		}

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 // leftovers waits until nothing is left, and says what is left after minutes.
 func leftovers(dir string, goroutines int) string {
 	left := ""
-	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		left = ""
 		if found := children(); len(found) > 0 {
 			left = fmt.Sprint("processes ", found)

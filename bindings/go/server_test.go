@@ -54,7 +54,7 @@ func write(t *testing.T, disk *zebu.Disk, at int64, with byte) {
 // eventually waits until something succeeds that a client who leaves is in the way of.
 func eventually(t *testing.T, work func() error) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Minute); ; time.Sleep(time.Millisecond) {
 		err := work()
 		if err == nil {
 			return

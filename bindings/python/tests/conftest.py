@@ -18,7 +18,7 @@ def tool(*words):
 
 def left_sound(path):
     """Have QEMU check an image of a process that has ended. The kernel frees its locks a moment later, with its rings."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while True:
         done = subprocess.run(["qemu-img", "check", str(path)], capture_output=True, text=True)
         if "lock" not in done.stderr or time.monotonic() > until:

@@ -10,7 +10,7 @@ import pytest
 from conftest import MIB, left_sound, tool
 
 # More than any of them takes, on a slow machine: what hangs is killed, and its stacks are printed.
-LONGEST = 120
+LONGEST = 600
 
 
 def program(text, *arguments):

@@ -369,7 +369,7 @@ mod tests {
     }
 
     fn wait(io: &mut dyn AsyncIo, epoll: &OwnedFd, mut expected: u64) {
-        let ages = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let ages = Timespec { tv_sec: 600, tv_nsec: 0 };
         while expected > 0 {
             let mut events = Vec::with_capacity(1);
             rustix::io::retry_on_intr(|| {

@@ -17,7 +17,7 @@ use zebu::{
 };
 
 /// The time within which whatever does not hang has ended, on a machine with other work.
-const AGES: Duration = Duration::from_secs(200);
+const AGES: Duration = Duration::from_secs(600);
 
 /// Opens an image that another thread is about to close.
 pub(crate) fn open_when_closed(path: &Path) -> Disk {

@@ -25,7 +25,7 @@ use zebu::{
 const OF_THE_SYSTEM: Answer = Fails(&[ErrorKind::Io]);
 
 /// The time within which whatever does not hang has ended, on a machine with other work.
-const AGES: Duration = Duration::from_secs(200);
+const AGES: Duration = Duration::from_secs(600);
 
 /// The outcome that a call may have.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -15,7 +15,7 @@ use zebu::storage::IoBuf;
 use zebu::{Disk, Durability, Request, ZeroMode};
 
 /// A wait without an event takes longer than anything on a machine with other work.
-const AGES: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+const AGES: Timespec = Timespec { tv_sec: 600, tv_nsec: 0 };
 /// Bytes that a round works on, by every other half cluster.
 const ROUND: u64 = 4 << 20;
 
