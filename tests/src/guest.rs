@@ -25,7 +25,7 @@ mount -t sysfs none /sys
 mount -t devtmpfs none /dev
 for module in /modules/*; do insmod $module; done
 fail() { echo "GUEST-FAILED: $1"; poweroff -f; }
-for try in $(seq 60); do [ -b /dev/vda ] && break; sleep 1; done
+for try in $(seq 600); do [ -b /dev/vda ] && break; sleep 1; done
 [ -b /dev/vda ] || fail "no disk"
 echo "disk: $(cat /sys/block/vda/size) sectors, queues: $(ls /sys/block/vda/mq | wc -l), serial: $(cat /sys/block/vda/serial)"
 mkdir -p /mnt
