@@ -12,8 +12,9 @@ const LOAD: usize = 30;
 /// The file that is written again and again, in MiB.
 const WRITTEN: usize = 64;
 
-/// Runs the watched tests so many times, each time another tenth, then all tests of `tests` once, beside a writer to the disk and
-/// a thread for each processor that never gives it up. A round that fails ends none of the others.
+/// Runs the watched tests so many times, each time those of another tenth, then all tests of `tests` once, beside a writer to the disk
+/// and a thread for each processor that never gives it up. A round that
+/// fails ends none of the others.
 pub(crate) fn command(tests: Tests, rounds: u64) -> Outcome {
     let spinners = std::thread::available_parallelism().map_or(1, usize::from);
     let at_once = LOAD.saturating_sub(spinners + 1).max(1);
