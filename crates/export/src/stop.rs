@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
-use zebu_storage::sync::Mutex;
+use std::task::{Context, Poll};
+use zebu_storage::sync::{Mutex, WaitPlace, WaitRoom};
 
 /// A switch that is thrown once. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -14,16 +14,16 @@ pub(crate) struct Stop(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     thrown: AtomicBool,
-    waiting: Mutex<Vec<Waker>>,
+    waiting: Mutex<WaitRoom>,
 }
 
 impl Stop {
     pub(crate) fn throw(&self) {
         let mut waiting = self.0.waiting.lock();
         self.0.thrown.store(true, Ordering::Release);
-        let wakers = std::mem::take(&mut *waiting);
+        let wakers = waiting.take();
         drop(waiting);
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.wake();
     }
 
     pub(crate) fn is_thrown(&self) -> bool {
@@ -32,7 +32,7 @@ impl Stop {
 
     /// Waits for it.
     pub(crate) fn wait(&self) -> impl Future<Output = ()> + use<> {
-        Waiting(Arc::clone(&self.0))
+        Waiting { of: Arc::clone(&self.0), place: WaitPlace::default() }
     }
 
     /// The value of `future`, or `None` if the switch is thrown first.
@@ -48,19 +48,60 @@ impl Stop {
     }
 }
 
-struct Waiting(Arc<Inner>);
+struct Waiting {
+    of: Arc<Inner>,
+    place: WaitPlace,
+}
 
 impl Future for Waiting {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut waiting = self.0.waiting.lock();
-        if self.0.thrown.load(Ordering::Acquire) {
+        let Self { of, place } = self.get_mut();
+        let mut waiting = of.waiting.lock();
+        if of.thrown.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
-        // Those that were dropped stay in the list until the next one comes.
-        waiting.retain(|waker| !waker.will_wake(cx.waker()));
-        waiting.push(cx.waker().clone());
+        waiting.wait(place, cx.waker());
         Poll::Pending
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let waker = self.of.waiting.lock().leave(&mut self.place);
+        drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+    use std::task::{Wake, Waker};
+
+    struct Task;
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    /// As a server has it whose requests wait for limits: each is a task of its own.
+    #[test]
+    fn who_has_waited_leaves_nothing_behind() {
+        let stop = Stop::default();
+        let mut wakers = Vec::new();
+        for _ in 0..100 {
+            let waker = Waker::from(Arc::new(Task));
+            let mut request = pin!(stop.or(pending::<()>()));
+            assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            wakers.push(waker);
+        }
+        assert!(stop.0.waiting.lock().is_empty());
+        let mut waiting = pin!(stop.wait());
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
+        stop.throw();
+        assert!(waiting.poll(&mut Context::from_waker(&wakers[1])).is_ready());
     }
 }

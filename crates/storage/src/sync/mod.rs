@@ -4,4 +4,4 @@ mod mutex;
 mod wait_list;
 
 pub use mutex::{Condvar, Mutex, MutexGuard};
-pub use wait_list::{WaitList, Wakers};
+pub use wait_list::{WaitList, WaitPlace, WaitRoom, Wakers};

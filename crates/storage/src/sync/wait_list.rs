@@ -1,5 +1,6 @@
 //! Lists of tasks that wait for one thing.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
@@ -15,6 +16,51 @@ pub struct WaitList(Vec<Waker>);
 #[derive(Debug, Default)]
 #[must_use = "tasks that are not woken wait for ever"]
 pub struct Wakers(Vec<Waker>);
+
+/// The wakers of tasks that wait for an event which most of them do not live to see, as the end of a server.
+///
+/// A [`WaitList`] would keep those that are gone until the event comes. Here each task has a place, and leaves it when it
+/// waits no more.
+#[derive(Debug, Default)]
+pub struct WaitRoom {
+    /// Places that were ever given.
+    given: u64,
+    wakers: BTreeMap<u64, Waker>,
+}
+
+/// The place of a task in a [`WaitRoom`]; by default it has none yet.
+#[derive(Debug, Default)]
+pub struct WaitPlace(Option<u64>);
+
+impl WaitRoom {
+    /// Has the task of this place woken when the event comes.
+    pub fn wait(&mut self, place: &mut WaitPlace, waker: &Waker) {
+        let number = place.0.unwrap_or_else(|| {
+            self.given += 1;
+            self.given
+        });
+        place.0 = Some(number);
+        match self.wakers.get_mut(&number) {
+            Some(known) => known.clone_from(waker),
+            None => drop(self.wakers.insert(number, waker.clone())),
+        }
+    }
+
+    /// Ends the wait of a task. The waker is to be dropped without any lock.
+    pub fn leave(&mut self, place: &mut WaitPlace) -> Option<Waker> {
+        self.wakers.remove(&place.0.take()?)
+    }
+
+    /// Takes all wakers: the event has come.
+    pub fn take(&mut self) -> Wakers {
+        Wakers(std::mem::take(&mut self.wakers).into_values().collect())
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+    }
+}
 
 impl WaitList {
     /// Adds the waker of a task. A task that is in the list already is not added again.
@@ -83,6 +129,26 @@ mod tests {
         list.take().wake();
         assert!(list.is_empty());
         assert_eq!(counts.map(|count| count.0.load(SeqCst)), [1, 1]);
+    }
+
+    #[test]
+    fn a_room_has_those_who_wait_and_no_others() {
+        let counts: [Arc<Count>; 3] = Default::default();
+        let mut room = WaitRoom::default();
+        let mut places: [WaitPlace; 3] = Default::default();
+        for (count, place) in counts.iter().zip(&mut places) {
+            room.wait(place, &Waker::from(Arc::clone(count)));
+            room.wait(place, &Waker::from(Arc::clone(count)));
+        }
+        drop(room.leave(&mut places[1]));
+        room.take().wake();
+        assert!(room.is_empty());
+        assert_eq!(counts.map(|count| count.0.load(SeqCst)), [1, 0, 1]);
+        // A place from before the event takes nobody's away.
+        let mut later = WaitPlace::default();
+        room.wait(&mut later, Waker::noop());
+        assert!(room.leave(&mut places[0]).is_none() && !room.is_empty());
+        assert!(room.leave(&mut later).is_some() && room.is_empty());
     }
 
     struct Panics;
