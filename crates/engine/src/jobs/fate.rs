@@ -1,7 +1,7 @@
 //! The end of a backup or a checkpoint, for which guests wait no longer.
 
 use crate::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
-use crate::sync::{Mutex, WaitList};
+use crate::sync::{Mutex, WaitPlace, WaitRoom};
 use crate::Error;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,7 +17,8 @@ pub(super) struct Fate {
 #[derive(Debug, Default)]
 struct State {
     failure: Option<Error>,
-    waiting: WaitList,
+    /// Guests' requests, each as long as it waits.
+    waiting: WaitRoom,
 }
 
 impl Fate {
@@ -50,7 +51,7 @@ impl Fate {
 
     /// The result of `work`, or `None` if the job ends first.
     pub(super) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
+        let (mut work, mut waiting) = (pin!(work), Waiting { of: self, place: WaitPlace::default() });
         poll_fn(|cx| {
             if let Poll::Ready(value) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(value));
@@ -59,9 +60,52 @@ impl Fate {
             if self.has_ended() {
                 return Poll::Ready(None);
             }
-            state.waiting.add(cx.waker());
+            state.waiting.wait(&mut waiting.place, cx.waker());
             Poll::Pending
         })
         .await
+    }
+}
+
+/// One who waits for the end.
+struct Waiting<'a> {
+    of: &'a Fate,
+    place: WaitPlace,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let waker = self.of.state.lock().waiting.leave(&mut self.place);
+        drop(waker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::task::{Context, Wake, Waker};
+
+    struct Task;
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn requests_that_have_gone_leave_nothing_behind() {
+        let fate = Fate::default();
+        let mut wakers = Vec::new();
+        for _ in 0..100 {
+            let waker = Waker::from(Arc::new(Task));
+            let mut request = pin!(fate.or(std::future::pending::<()>()));
+            assert!(request.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            wakers.push(waker);
+        }
+        assert!(fate.state.lock().waiting.is_empty());
+        let mut request = pin!(fate.or(std::future::pending::<()>()));
+        assert!(request.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
+        fate.end();
+        assert_eq!(request.as_mut().poll(&mut Context::from_waker(&wakers[0])), Poll::Ready(None));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use read_epochs::{EpochGuard, Moment, ReadEpochs};
 pub(crate) use request_barrier::{Alone, Inside, RequestBarrier};
 pub(crate) use rw_lock::{RwLock, RwLockWriteGuard};
 pub(crate) use wait_queue::WaitQueue;
-pub(crate) use zebu_storage::sync::{WaitList, Wakers};
+pub(crate) use zebu_storage::sync::{WaitList, WaitPlace, WaitRoom, Wakers};
 
 /// Atomics; their orders are the standard library's.
 pub(crate) mod atomic {
