@@ -81,9 +81,8 @@ impl Chunks {
         if let Some(kept) = self.places.get(&first) {
             return (Run::Kept(kept.clone()), first + 1);
         }
-        let (is_kept, until) = self.kept.run_at(first << CHUNK_BITS);
-        let end = end.min(until.div_ceil(CHUNK)).max(first + 1);
-        if !is_kept {
+        let end = self.kept.alike_until(first, end);
+        if !self.kept.has(first) {
             return (Run::AsItWas, end);
         }
         let zeroes = (first..end).take_while(|chunk| !self.places.contains_key(chunk)).count() as u64;
@@ -176,8 +175,7 @@ impl Frozen {
     }
 
     fn are_kept(&self, wanted: &Range<u64>) -> bool {
-        let chunks = self.chunks.lock();
-        chunks.kept.next_clear(wanted.start).is_none_or(|clear| clear >= wanted.end)
+        self.chunks.lock().kept.are_marked(&(wanted.start * CHUNK..wanted.end * CHUNK))
     }
 
     async fn keep(&self, worker: &Worker, wanted: Range<u64>) {

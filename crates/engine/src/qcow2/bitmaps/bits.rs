@@ -186,12 +186,21 @@ impl Bits {
         self.seek(from, false)
     }
 
+    /// The end of the bits from `from` on that are as that one is, `end` at most. Looks at no more of them.
+    pub(crate) fn alike_until(&self, from: u64, end: u64) -> u64 {
+        self.seek_before(from, end.min(self.count()), !self.has(from)).unwrap_or(end)
+    }
+
     /// The first bit from `from` on that is set, or clear.
     fn seek(&self, from: u64, set: bool) -> Option<u64> {
-        let count = self.count();
+        self.seek_before(from, self.count(), set)
+    }
+
+    /// The first bit from `from` on, and before `end`, that is set, or clear.
+    fn seek_before(&self, from: u64, end: u64, set: bool) -> Option<u64> {
         let mut word = from / 64;
         let mut mask = u64::MAX << (from % 64);
-        while word * 64 < count {
+        while word * 64 < end {
             if mask == u64::MAX && word.is_multiple_of(CHUNK_WORDS) {
                 let has_none = match self.chunk_of(word) {
                     None => set,
@@ -206,7 +215,7 @@ impl Bits {
             let bits = if set { self.word(word) } else { !self.word(word) } & mask;
             if bits != 0 {
                 let bit = word * 64 + u64::from(bits.trailing_zeros());
-                return (bit < count).then_some(bit);
+                return (bit < end).then_some(bit);
             }
             mask = u64::MAX;
             word += 1;
@@ -332,6 +341,9 @@ mod tests {
                 let (dirty, end) = bits.run_at(at);
                 let same = expected[at as usize..].iter().take_while(|d| **d == dirty).count() as u64;
                 prop_assert_eq!((dirty, end), (expected[at as usize], at + same));
+                let (bit, bound) = (at >> fine, (at >> fine) + 1 + at % 7);
+                let alike = (bit..bound).take_while(|other| bits.has(*other) == dirty).count() as u64;
+                prop_assert_eq!(bits.alike_until(bit, bound.min(bits.count())), (bit + alike).min(bits.count()));
             }
             let other = Bits::new(size, coarse);
             other.merge(&bits);
