@@ -235,6 +235,45 @@ fn a_full_spill_ends_the_checkpoint_and_no_write() {
     server.stop();
 }
 
+/// Neither the list of those that have ended nor clients that stay keep what a checkpoint has kept.
+#[test]
+fn an_ended_checkpoint_holds_no_memory_and_no_spill() {
+    let (scratch, server) = serve(&["root.qcow2"], 24 * MIB, "");
+    let dir = scratch.path();
+    let mut client = Client::open(server.socket(), "r").unwrap();
+    let mut write = |byte: u8| {
+        for at in 0..24 {
+            assert_eq!(client.write(0, at * MIB as u64, &vec![byte; MIB]).unwrap(), 0);
+        }
+    };
+    write(1);
+    let before = server.resident_kib();
+    let mut stay = Vec::new();
+    for number in 0..8u8 {
+        let name = format!("pull-{number}");
+        let spill: &[&str] = if number % 2 == 0 { &["--spill", "spill"] } else { &[] };
+        ctl(dir, &[&["checkpoint", "--serve", &name][..], spill].concat()).ok();
+        let mut pulling = Client::open(server.socket(), &name).unwrap();
+        write(number + 2);
+        assert_eq!(pulling.read(0, 512).unwrap(), [number + 1; 512]);
+        ctl(dir, &["checkpoint-end", &name]).ok();
+        assert!(pulling.read(0, 512).is_err());
+        stay.push(pulling);
+    }
+    wait_until("no spill is open", || {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+        let mut names = open.filter_map(|one| std::fs::read_link(one.ok()?.path()).ok());
+        !names.any(|name| name.to_string_lossy().contains("spill"))
+    });
+    // All eight together have kept 192 MiB.
+    let grown = server.resident_kib().saturating_sub(before);
+    assert!(grown < 96 << 10, "{grown} KiB");
+    let all: Value = serde_json::from_str(&ctl(dir, &["checkpoint-query"]).ok().stdout).unwrap();
+    assert_eq!(all["checkpoints"].as_array().unwrap().len(), 8);
+    drop((client, stay));
+    server.stop();
+}
+
 #[test]
 fn a_checkpoint_ends_by_time_and_when_its_clients_have_left() {
     let (scratch, server) = serve(&["root.qcow2", "data.qcow2"], 4 * MIB, "");

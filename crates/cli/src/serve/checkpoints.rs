@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use zebu::jobs::{BackupEnd, Checkpoint, CheckpointOptions, CheckpointReport, CheckpointSource};
+use zebu::jobs::{BackupEnd, Checkpoint, CheckpointOptions, CheckpointReport, CheckpointSource, FrozenDisk};
 use zebu::storage::{Access, File, FileKind, LockMode, OpenFlags, Worker};
 use zebu::{Error, ErrorKind};
 use zebu_export::{Export, Exports, MemoryBudget, Reserved};
@@ -35,8 +35,34 @@ enum State {
 struct Served {
     /// The name of the export of the disk itself.
     source: String,
-    export: Arc<Export>,
+    /// The name for those who read it.
+    name: String,
+    /// It is there as long as the checkpoint runs, and as a client is connected. An ended one that is remembered holds nothing of it.
+    export: Weak<Export>,
     size: u64,
+}
+
+impl Served {
+    fn of(export: &Arc<Export>, source: &Export, disk: &FrozenDisk) -> Self {
+        Self {
+            source: source.name().to_owned(),
+            name: export.name().to_owned(),
+            export: Arc::downgrade(export),
+            size: disk.size(),
+        }
+    }
+
+    fn clients(&self) -> u64 {
+        self.export.upgrade().map_or(0, |export| export.metrics().clients())
+    }
+
+    /// It was used, and nobody is left.
+    fn is_idle(&self) -> bool {
+        self.export.upgrade().is_some_and(|export| {
+            let metrics = export.metrics();
+            metrics.arrivals() > 0 && metrics.clients() == 0
+        })
+    }
 }
 
 struct Job {
@@ -72,10 +98,7 @@ impl Job {
 
     /// Each export was used, and nobody is left.
     fn is_idle(&self) -> bool {
-        self.served.iter().all(|served| {
-            let metrics = served.export.metrics();
-            metrics.arrivals() > 0 && metrics.clients() == 0
-        })
+        self.served.iter().all(Served::is_idle)
     }
 
     fn is_over_time(&self) -> bool {
@@ -86,8 +109,9 @@ impl Job {
         let Some((checkpoint, memory)) = self.running.borrow_mut().take() else { return };
         self.report.set(checkpoint.report());
         // Nobody comes in any more, and then nobody reads any more.
-        let served: Vec<_> = self.served.iter().map(|served| Arc::clone(&served.export)).collect();
+        let served: Vec<_> = self.served.iter().filter_map(|served| served.export.upgrade()).collect();
         exports.remove_views(&served);
+        drop(served);
         *self.state.borrow_mut() = state;
         checkpoint.end(outcome).await;
         drop(memory);
@@ -210,13 +234,8 @@ impl Checkpoints {
         // Another may have got the name meanwhile.
         self.check_name(&start.serve)?;
         let added = exports.add_views(made).map_err(|error| error.to_string())?;
-        let served =
-            added.into_iter().zip(sources).zip(checkpoint.disks()).map(|((export, source), disk)| Served {
-                source: source.name().to_owned(),
-                export,
-                size: disk.size(),
-            });
-        Ok(served.collect())
+        let served = added.iter().zip(sources).zip(checkpoint.disks());
+        Ok(served.map(|((export, source), disk)| Served::of(export, source, disk)).collect())
     }
 
     /// How the checkpoint of a name is.
@@ -389,9 +408,9 @@ fn describe(job: &Job) -> Value {
     let served = job.served.iter().map(|served| {
         json!({
             "export": served.source,
-            "serve": served.export.name(),
+            "serve": served.name,
             "virtual-size": served.size,
-            "clients": served.export.metrics().clients(),
+            "clients": served.clients(),
         })
     });
     let mut described = json!({

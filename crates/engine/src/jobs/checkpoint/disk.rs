@@ -5,6 +5,7 @@ use crate::bitmaps::DirtyBits;
 use crate::{Access, Error, Format, Image, OpenOptions, OpenedFile, Result};
 use rustix::io::Errno;
 use std::sync::Arc;
+use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{
     Completer, File, FileId, IoBufs, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
     fresh_number,
@@ -98,6 +99,10 @@ impl Storage for FrozenStorage {
     }
 
     fn submit(&self, op: StorageOp, done: Completer) {
+        if self.frozen.fate.has_ended() && !sabotage::is(Fault::ReadPastCheckpoint) {
+            // Who goes on to ask does not keep the image's worker from coming to rest.
+            return done.finish(Err(Errno::IO.raw_os_error()));
+        }
         // It was started with the checkpoint. Without it, dropping `done` is the answer.
         let Some(worker) = self.frozen.source.own_worker().get() else { return };
         let frozen = self.frozen.clone();

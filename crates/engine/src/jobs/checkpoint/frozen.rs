@@ -131,11 +131,16 @@ impl Frozen {
         frozen
     }
 
-    /// Takes its hook away from the image: the checkpoint has ended, and guests don't even ask any more.
+    /// Takes its hook away from the image, and gives up what was kept: the checkpoint has ended. Guests don't even ask any more, and
+    /// whoever reads is told of the end.
     pub(super) fn let_go(&self) {
         self.source.before_change.clear(self);
-        let waiting = self.chunks.lock().waiting.take();
+        let (waiting, places) = {
+            let mut chunks = self.chunks.lock();
+            (chunks.waiting.take(), std::mem::take(&mut chunks.places))
+        };
         waiting.wake();
+        drop(places);
     }
 
     /// Bytes that were kept because a guest was about to change them, zeroes included.
@@ -261,7 +266,7 @@ impl Frozen {
     fn finish(&self, done: Range<u64>, kept: Option<Kept>) {
         let bytes = self.bytes_of(done.clone());
         let mut chunks = self.chunks.lock();
-        if let Some(kept) = kept {
+        if let Some(kept) = kept.filter(|_| !self.fate.has_ended()) {
             chunks.places.insert(done.start, kept);
         }
         chunks.kept.set_bits(done);
@@ -370,8 +375,9 @@ impl Frozen {
     pub(super) async fn extent(&self, worker: &Worker, offset: u64) -> Result<(u64, bool)> {
         self.check_range(offset, 1)?;
         loop {
-            self.check_end()?;
             let (run, until) = self.run(offset, self.size);
+            // What was kept goes with the checkpoint.
+            self.check_end()?;
             match run {
                 Run::Zero => return Ok((until - offset, true)),
                 Run::Kept(_) => return Ok((until - offset, false)),

@@ -143,6 +143,7 @@ impl Checkpoint {
     fn let_go(&self) {
         self.fate.end();
         self.disks.iter().for_each(|disk| disk.frozen.let_go());
+        self.spill.end();
     }
 }
 

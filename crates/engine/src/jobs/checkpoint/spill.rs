@@ -16,9 +16,12 @@ pub(super) enum Kept {
 /// Bytes that are kept, for all disks of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Spill {
-    file: Option<File>,
+    /// `None`: there is none, or the checkpoint has ended.
+    file: Mutex<Option<File>>,
     most_in_memory: u64,
     limit: u64,
+    /// The unit of the limit, in words.
+    unit: &'static str,
     used: Mutex<Used>,
 }
 
@@ -39,7 +42,18 @@ impl Spill {
     /// At most `limit` bytes, of which `most_in_memory` are in memory and the others in `file`.
     pub(super) fn new(file: Option<File>, most_in_memory: u64, limit: u64) -> Self {
         let limit = if file.is_some() { limit } else { limit.min(most_in_memory) };
-        Self { file, most_in_memory, limit, used: Mutex::default() }
+        let unit = if file.is_some() { "bytes" } else { "bytes of memory" };
+        Self { file: Mutex::new(file), most_in_memory, limit, unit, used: Mutex::default() }
+    }
+
+    /// Gives the file up: nobody reads what is in it any more.
+    pub(super) fn end(&self) {
+        let file = self.file.lock().take();
+        drop(file);
+    }
+
+    fn file(&self) -> Option<File> {
+        self.file.lock().clone()
     }
 
     pub(super) fn limit(&self) -> u64 {
@@ -58,8 +72,8 @@ impl Spill {
             bufs.copy_to(0, &mut bytes);
             return Ok(Kept::Memory(bytes.into()));
         };
-        let Some(file) = &self.file else { return Err(self.full()) };
-        let (written, _) = worker.write(file, offset, bufs).await;
+        let Some(file) = self.file() else { return Err(self.full()) };
+        let (written, _) = worker.write(&file, offset, bufs).await;
         written.map_err(|error| {
             let error = Error::from(error);
             let message = format!(
@@ -88,9 +102,9 @@ impl Spill {
     }
 
     fn full(&self) -> Error {
-        let (limit, place) = (self.limit, if self.file.is_some() { "bytes" } else { "bytes of memory" });
+        let (limit, unit) = (self.limit, self.unit);
         let message = format!(
-            "guests have overwritten more than the spill may keep, {limit} {place}: make the checkpoint anew with a larger \
+            "guests have overwritten more than the spill may keep, {limit} {unit}: make the checkpoint anew with a larger \
              limit or a file for the spill, or have its client pull faster"
         );
         Error::new(ErrorKind::NoSpace, message)
@@ -105,13 +119,13 @@ impl Spill {
         bufs: &mut IoBufs,
     ) -> Result<()> {
         let Part { from, len, at } = part;
-        match (kept, &self.file) {
+        match (kept, self.file()) {
             (Kept::Memory(bytes), _) => {
                 let bytes = bytes.get(from..from + len).ok_or_else(lost)?;
                 bufs.copy_from(at, bytes);
             }
             (Kept::File(offset), Some(file)) => {
-                let (read, bytes) = worker.read(file, offset + from as u64, IoBuf::zeroed(len).into()).await;
+                let (read, bytes) = worker.read(&file, offset + from as u64, IoBuf::zeroed(len).into()).await;
                 read.map_err(|error| Error::from(error).on(file.path()))?;
                 let mut copied = vec![0; len];
                 bytes.copy_to(0, &mut copied);
