@@ -87,6 +87,7 @@ mod detached_worker;
 pub mod drive;
 mod error;
 mod executor;
+mod fair_queue;
 mod file;
 mod file_types;
 mod foreign_event;

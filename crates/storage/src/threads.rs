@@ -1,8 +1,10 @@
 //! The thread-pool backend: each operation is done by system calls on a thread of a small pool, or *in place*, on the worker's
-//! own, if the pool has no threads.
+//! own, if the pool has no threads. No disk has all threads, as it may stand still (see the module `fair_queue`).
 
 use crate::blocking;
 use crate::completions::Completions;
+use crate::fair_queue::{FairQueue, NO_DISK, disk_of};
+use crate::file_types::FileId;
 use crate::notify::Notifier;
 use crate::request::{Completion, Job, OpId, OpRequest};
 use crate::sabotage::{self, Fault};
@@ -25,8 +27,19 @@ enum Work {
     Job(Job),
 }
 
+impl Work {
+    fn disk(&self) -> FileId {
+        match self {
+            Self::Operation(_, request) => disk_of(&request.file),
+            Self::Job(_) => NO_DISK,
+        }
+    }
+}
+
 /// State that the worker and the pool's threads share.
 struct Shared {
+    /// Twice as many as one disk has.
+    most_threads: usize,
     queue: Mutex<Queue>,
     /// Signalled when there is work, or no more to come.
     more: Condvar,
@@ -37,18 +50,32 @@ struct Shared {
     calls: AtomicU64,
 }
 
-#[derive(Default)]
 struct Queue {
-    work: VecDeque<Work>,
+    /// A place for each thread, and work that waits for one.
+    places: FairQueue<Work>,
+    /// Work that has a place, and waits for a thread.
+    ready: VecDeque<(FileId, Work)>,
     threads: usize,
     idle: usize,
     closed: bool,
 }
 
+impl Queue {
+    /// Gives places to work that waits for one. So much is ready now that was not.
+    fn give_places(&mut self) -> usize {
+        let before = self.ready.len();
+        while let Some((disk, work)) = self.places.next() {
+            let entered = self.places.enter(disk);
+            debug_assert!(entered, "it was found to have a place");
+            self.ready.push_back((disk, work));
+        }
+        self.ready.len() - before
+    }
+}
+
 /// A pool of threads with one owner.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
-    most_threads: usize,
     /// Taken over, not started.
     queued: Vec<Work>,
     /// Done in place, not reaped.
@@ -64,9 +91,9 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// A pool of up to `most_threads` threads, made when they are needed.
-    pub(crate) fn new(most_threads: usize, notifier: Arc<Notifier>) -> Self {
-        Self::of(most_threads.max(1), notifier)
+    /// A pool of up to `for_a_disk` threads for one disk, and twice as many for several, made when they are needed.
+    pub(crate) fn new(for_a_disk: usize, notifier: Arc<Notifier>) -> Self {
+        Self::of(for_a_disk.max(1).saturating_mul(2), notifier)
     }
 
     /// A pool without threads: the worker's own does the work where it would hand it over.
@@ -77,14 +104,20 @@ impl Threads {
     fn of(most_threads: usize, notifier: Arc<Notifier>) -> Self {
         Self {
             shared: Arc::new(Shared {
-                queue: Mutex::default(),
+                most_threads,
+                queue: Mutex::new(Queue {
+                    places: FairQueue::new(most_threads),
+                    ready: VecDeque::new(),
+                    threads: 0,
+                    idle: 0,
+                    closed: false,
+                }),
                 more: Condvar::new(),
                 done: Arc::new(Completions::new(Arc::clone(&notifier))),
                 notifier,
                 jobs: AtomicUsize::new(0),
                 calls: AtomicU64::new(0),
             }),
-            most_threads,
             queued: Vec::new(),
             done_in_place: Vec::new(),
             in_flight: 0,
@@ -134,39 +167,32 @@ impl Threads {
         if self.queued.is_empty() {
             return;
         }
-        if self.most_threads == 0 {
+        if self.shared.most_threads == 0 {
             for work in self.queued.drain(..) {
                 self.done_in_place.extend(do_work(&self.shared, work));
             }
             return;
         }
         let mut queue = self.shared.queue.lock();
-        let added = self.queued.len();
-        queue.work.extend(self.queued.drain(..));
-        let wake = added.min(queue.idle);
-        let mut spawn = (queue.work.len().saturating_sub(queue.idle)).min(self.most_threads - queue.threads);
-        while spawn > 0 {
-            let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("zebu-io".to_owned());
-            if thread.spawn(move || run_thread(&shared)).is_err() {
-                break;
-            }
-            queue.threads += 1;
-            spawn -= 1;
+        for work in self.queued.drain(..) {
+            queue.places.wait(work.disk(), work);
         }
+        let wake = hand_out(&self.shared, &mut queue, 0);
         let alone = queue.threads == 0;
-        drop(queue);
-        for _ in 0..wake {
-            self.shared.more.notify_one();
-        }
         if alone {
             // The system has no thread to give: this one does the work.
-            while let Some(work) = { self.shared.queue.lock().work.pop_front() } {
+            while let Some((disk, work)) = queue.ready.pop_front() {
+                drop(queue);
                 if let Some(completion) = do_work(&self.shared, work) {
                     self.shared.done.push(completion);
                 }
+                queue = self.shared.queue.lock();
+                queue.places.leave(disk);
+                queue.give_places();
             }
         }
+        drop(queue);
+        wake_threads(&self.shared, wake);
     }
 
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
@@ -233,15 +259,45 @@ impl Drop for Threads {
     }
 }
 
-fn run_thread(shared: &Shared) {
+/// Gives places to work that waits for one, and starts threads for it, beside the idle ones and `looking` others that look for
+/// work next. So many of the idle ones are to be woken.
+fn hand_out(shared: &Arc<Shared>, queue: &mut Queue, looking: usize) -> usize {
+    let added = queue.give_places();
+    let wake = added.saturating_sub(looking).min(queue.idle);
+    let without = queue.ready.len().saturating_sub(queue.idle + looking);
+    for _ in 0..without.min(shared.most_threads - queue.threads) {
+        let shared = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("zebu-io".to_owned());
+        if thread.spawn(move || run_thread(&shared)).is_err() {
+            break;
+        }
+        queue.threads += 1;
+    }
+    wake
+}
+
+fn wake_threads(shared: &Shared, count: usize) {
+    for _ in 0..count {
+        shared.more.notify_one();
+    }
+}
+
+fn run_thread(shared: &Arc<Shared>) {
     let mut queue = shared.queue.lock();
     loop {
-        if let Some(work) = queue.work.pop_front() {
+        if let Some((disk, work)) = queue.ready.pop_front() {
             drop(queue);
             if let Some(completion) = do_work(shared, work) {
                 shared.done.push(completion);
             }
             queue = shared.queue.lock();
+            queue.places.leave(disk);
+            let wake = hand_out(shared, &mut queue, 1);
+            if wake > 0 {
+                drop(queue);
+                wake_threads(shared, wake);
+                queue = shared.queue.lock();
+            }
             continue;
         }
         if queue.closed {
@@ -251,7 +307,7 @@ fn run_thread(shared: &Shared) {
         let is_over;
         (queue, is_over) = shared.more.wait_timeout(queue, IDLE);
         queue.idle -= 1;
-        if is_over && queue.work.is_empty() {
+        if is_over && queue.ready.is_empty() {
             break;
         }
     }

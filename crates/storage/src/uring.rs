@@ -3,10 +3,10 @@
 //! Submissions are queued in the ring's memory and handed over by the `io_uring_enter` that waits as well, or before it
 //! as soon as they outnumber what the disk still has to do: a disk that completes a whole queue at once must not stand
 //! idle until the tasks of all completions have run (30 % of the rate of small writes, measured). At most as many
-//! operations are in the ring as it has entries (so neither of its queues can overflow); what comes beyond waits in a
-//! backlog. Files and the pool's slabs are registered where the kernel lets us. What has no opcode (ftruncate, lseek,
-//! copying between files) is done by a few helper threads. The worker's notifier is polled in the ring, so that waiting
-//! on the ring is waiting on everything.
+//! operations are in the ring as it has entries (so neither of its queues can overflow). No disk has all of them, as it
+//! may stand still; what comes beyond waits (see the module `fair_queue`). Files and the pool's slabs are registered
+//! where the kernel lets us. What has no opcode (ftruncate, lseek, copying between files) is done by a few helper
+//! threads. The worker's notifier is polled in the ring, so that waiting on the ring is waiting on everything.
 //!
 //! For event loops the ring raises the notifier's signal. (The ring's own descriptor will not do: work that the kernel
 //! keeps until this thread asks for it, `IORING_SETUP_DEFER_TASKRUN`, wakes nobody who polls it.) The ring's part of it
@@ -15,7 +15,9 @@
 
 use crate::blocking;
 use crate::closed_files::ClosedFiles;
+use crate::fair_queue::{FairQueue, NO_DISK, disk_of};
 use crate::file::File;
+use crate::file_types::FileId;
 use crate::fresh_number::fresh_number;
 use crate::memory::{FixedBuffer, Region};
 use crate::notify::Notifier;
@@ -29,7 +31,6 @@ use foldhash::HashMap;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
@@ -94,13 +95,10 @@ pub(crate) struct Uring {
     notifier: Arc<Notifier>,
     helpers: Threads,
     slots: Vec<Slot>,
-    /// Operations in the ring.
-    in_ring: usize,
-    most_in_ring: usize,
+    /// Operations in the ring, and those that wait for a place in it.
+    places: FairQueue<usize>,
     /// Operations in the ring that were not handed over yet.
     queued: usize,
-    /// Operations that wait for a place in the ring.
-    backlog: VecDeque<usize>,
     sockets: UringSockets,
     /// Whether the poll of the notifier is in the ring.
     polling: bool,
@@ -161,7 +159,8 @@ impl Uring {
         notifier: Arc<Notifier>,
         submitter: Submitter,
     ) -> Result<Self, Refused> {
-        let entries = config.depth.clamp(8, 16_384).next_power_of_two();
+        // A disk alone has half of the places.
+        let entries = config.depth.clamp(8, 16_384).next_power_of_two() * 2;
         let mut ring = build(entries, submitter).map_err(|error| Refused::new("io_uring_setup", &error))?;
         let features = ring.params();
         // Waiting with a timeout (5.11); completions are never dropped, vectors are read at submission (5.5).
@@ -174,6 +173,8 @@ impl Uring {
                 reason: "io_uring_setup: the kernel's is too old".to_owned(),
             });
         }
+        let most_in_ring = ring.params().sq_entries();
+        have_threads(&ring, most_in_ring);
         restrict(&ring, config.commands).map_err(|error| Refused::new("io_uring_register", &error))?;
         let usable = ring.submitter().register_files_sparse(FILES).is_ok();
         let can_register_buffers = ring.submitter().register_buffers_sparse(BUFFERS).is_ok();
@@ -184,7 +185,6 @@ impl Uring {
         ring.submitter()
             .register_enable_rings()
             .map_err(|error| Refused::new("io_uring_register", &error))?;
-        let most_in_ring = ring.params().sq_entries() as usize - 2;
         let _ = ring.completion();
         let sockets = UringSockets::new(ring.params().is_feature_skip_cqe_on_success());
         let mut uring = Self {
@@ -192,10 +192,8 @@ impl Uring {
             number: fresh_number(),
             helpers: Threads::new(HELPERS, Arc::clone(&notifier)),
             slots: Vec::new(),
-            in_ring: 0,
-            most_in_ring,
+            places: FairQueue::new(most_in_ring as usize - 2),
             queued: 0,
-            backlog: VecDeque::new(),
             sockets,
             polling: false,
             multishot: true,
@@ -251,27 +249,36 @@ impl Uring {
         self.place(id.0);
     }
 
-    /// Queues the operation's next submission in the ring, or in the backlog.
+    /// Queues the operation's next submission in the ring, or has it wait for a place.
     fn place(&mut self, index: usize) {
-        if self.in_ring >= self.most_in_ring {
-            self.backlog.push_back(index);
+        let disk = self.disk_of(index);
+        if !self.places.enter(disk) {
+            self.places.wait(disk, index);
             return;
         }
-        let Some(entry) = self.prepare(index) else { return };
+        let Some(entry) = self.prepare(index) else {
+            self.places.leave(disk);
+            return;
+        };
         // SAFETY: the entry's addresses are of buffers in `slots[index].request` and of `slots[index].vectors`, which
         // stay as they are until the completion of this entry arrives; the descriptor is kept open by the request's
         // file.
         if unsafe { self.ring.submission().push(&entry) }.is_ok() {
-            self.in_ring += 1;
             self.queued += 1;
-            let with_the_disk = self.in_ring - self.queued;
+            let with_the_disk = self.places.taken() - self.queued;
             if self.queued >= EARLY_BATCH.max(with_the_disk) {
                 self.enter(Wait::No);
             }
         } else {
             // Places are counted, so this happens only if the kernel took fewer than it was offered.
-            self.backlog.push_back(index);
+            self.places.leave(disk);
+            self.places.wait(disk, index);
         }
+    }
+
+    /// The disk of an operation.
+    fn disk_of(&self, index: usize) -> FileId {
+        self.slots[index].request.as_ref().map_or(NO_DISK, |request| disk_of(&request.file))
     }
 
     /// The entry for what is left to do of the operation.
@@ -367,14 +374,13 @@ impl Uring {
         self.helpers.run_blocking(job);
     }
 
-    /// Fills the ring from the backlog and starts the helpers.
+    /// Fills the ring with what waits for it, and starts the helpers.
     fn queue_all(&mut self) {
         self.helpers.submit_queued();
-        while self.in_ring < self.most_in_ring {
-            let Some(index) = self.backlog.pop_front() else { break };
-            let before = self.in_ring;
+        while let Some((_, index)) = self.places.next() {
+            let before = self.places.taken();
             self.place(index);
-            if self.in_ring == before {
+            if self.places.taken() == before {
                 break;
             }
         }
@@ -452,7 +458,8 @@ impl Uring {
                 self.sockets.complete(&mut self.ring, index, result);
                 continue;
             }
-            self.in_ring -= 1;
+            let disk = self.disk_of(index as usize);
+            self.places.leave(disk);
             if let Some(completion) = self.finish(index as usize, result) {
                 done.push(completion);
             }
@@ -493,7 +500,7 @@ impl Uring {
 
     /// Operations without a completion.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_ring + self.backlog.len() + self.helpers.in_flight()
+        self.places.taken() + self.places.len() + self.helpers.in_flight()
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -588,15 +595,29 @@ impl Drop for Uring {
     fn drop(&mut self) {
         // The worker has driven everything to its end; but if a panic came in between, the kernel may still write to
         // buffers, which must not be freed before it is done.
-        self.backlog.clear();
+        self.places.clear();
         let mut done = Vec::new();
         self.sockets.cancel_all(&mut self.ring);
-        while self.in_ring + self.sockets.in_ring() > 0 {
+        while self.places.taken() + self.sockets.in_ring() > 0 {
             self.enter(Wait::Forever);
             self.reap(&mut done);
-            self.backlog.clear();
+            self.places.clear();
         }
         self.sockets.leave_commands();
+    }
+}
+
+/// Lets the kernel have a thread for each operation of the ring that blocks.
+///
+/// By itself it has four for each processor, and all stand still with the disk of a few syncs.
+/// It makes one only when the others are busy, and ends those that are not.
+fn have_threads(ring: &IoUring, most: u32) {
+    // The second number is of sockets' threads; none leaves it as it is. Kernels before 5.15 know neither.
+    let mut threads = [0, 0];
+    let known = ring.submitter().register_iowq_max_workers(&mut threads).is_ok();
+    if known && threads[0] < most {
+        // Without it, fewer disks can stand still.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [most, 0]);
     }
 }
 

@@ -19,9 +19,10 @@ pub enum Engine {
 pub struct WorkerConfig {
     /// The completion queue.
     pub engine: Engine,
-    /// Entries of the ring, from 8 to 16,384; the most operations in flight before submission waits.
+    /// Operations on one disk that the ring takes at once, from 8 to 16,384. It has twice as many entries, for those on others.
     pub depth: u32,
-    /// Threads of the thread-pool worker, at least 1. Each is started when it is needed.
+    /// Threads of the thread-pool worker for one disk, at least 1. With several disks in use there are up to twice as many. Each is
+    /// started when it is needed.
     pub threads: usize,
     /// Bytes of free buffers that the pool keeps for reuse.
     pub pool_bytes: usize,

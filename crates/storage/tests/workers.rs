@@ -407,6 +407,37 @@ fn more_operations_than_the_ring_holds() {
 }
 
 #[test]
+fn work_that_stands_still_leaves_threads_to_files() {
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let file = open_new(&dir.path().join("f"));
+        let worker = Worker::new(&WorkerConfig::default().engine(engine).threads(2)).unwrap();
+        let (end, standing) = mpsc::channel::<()>();
+        let standing = Arc::new(std::sync::Mutex::new(standing));
+        let jobs: Vec<_> = (0..20)
+            .map(|_| {
+                let (worker, standing) = (worker.clone(), Arc::clone(&standing));
+                worker.clone().spawn(async move {
+                    worker.run_blocking(move || drop(standing.lock().unwrap().recv())).await;
+                })
+            })
+            .collect();
+        worker.block_on(async {
+            for len in 1..50 {
+                worker.set_len(&file, len * 4096).await.unwrap();
+                worker.write(&file, 0, IoBuf::copy_of(&[len as u8; 4096]).into()).await.0.unwrap();
+            }
+        });
+        drop(end);
+        worker.block_on(async {
+            for job in jobs {
+                job.await;
+            }
+        });
+    }
+}
+
+#[test]
 fn a_worker_dropped_with_operations_and_tasks_finishes_them() {
     for engine in ENGINES {
         let dir = tempfile::tempdir().unwrap();
