@@ -136,6 +136,21 @@ fn jobs_are_listed_and_cancelled() {
     server.stop();
 }
 
+#[test]
+fn of_an_export_that_is_gone_no_hydration_is_left() {
+    let scratch = Scratch::new("come-and-go");
+    images(&scratch);
+    let dir = scratch.path();
+    let server = Server::start(dir, "--no-sandbox --control ctl.sock --export-name a -f qcow2 a.qcow2");
+    let count = || told(dir, "jobs --output json")["jobs"].as_array().unwrap().len();
+    ctl(dir, "export-add o overlay.qcow2").ok();
+    ctl(dir, "hydrate -w o").ok();
+    assert_eq!(count(), 1);
+    ctl(dir, "export-remove o").ok();
+    assert_eq!(count(), 0);
+    server.stop();
+}
+
 const CONFIG: &str = "zebu.toml";
 
 fn configure(dir: &Path, text: &str) {

@@ -358,3 +358,4 @@ pub(crate) fn handed_file(handed: Handed) -> Result<OwnedFd, String> {
         Handed::Refused(why) => Err(why),
     }
 }
+        jobs.forget(&name);

@@ -88,18 +88,8 @@ async fn execute(
     command: Command,
     mut descriptors: Vec<OwnedFd>,
 ) -> Result<Value, String> {
-    let Controlled {
-        served,
-        disks,
-        exports,
-        backups,
-        checkpoints,
-        listens,
-        hydrations,
-        memory,
-        resizing,
-        ..
-    } = controlled;
+    let Controlled { served, disks, exports, backups, checkpoints, listens, hydrations, memory, .. } =
+        controlled;
     match command {
         Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
         Command::Stats { export: None } => {
@@ -122,14 +112,14 @@ async fn execute(
         Command::Stats { export: Some(name) } => Ok(stats(&*find(exports, &name)?)),
         Command::Resize { export, size } => {
             let export = find(exports, &export)?;
-            let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
+            let alone = controlled.turn_to_resize(export.name());
             let _alone = alone.lock().await;
             resize(worker, &export, size).await
         }
         Command::Grow { export, by } => {
             let export = find(exports, &export)?;
             // The size that it grows from is that at which the ones before have left it.
-            let alone = resizing.borrow_mut().entry(export.name().to_owned()).or_default().clone();
+            let alone = controlled.turn_to_resize(export.name());
             let _alone = alone.lock().await;
             let size = export.image().virtual_size().checked_add(by);
             resize(worker, &export, size.ok_or("the new size is too large")?).await

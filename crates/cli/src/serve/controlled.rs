@@ -34,13 +34,21 @@ pub(crate) struct Controlled<'a> {
     pub(crate) listens: Listens,
     pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
-    /// Held by who changes the size of a disk, by the name of its export.
+    /// The turns of those who change the size of a disk, by the name of its export.
     pub(crate) resizing: RefCell<HashMap<String, Rc<Mutex<()>>>>,
     /// Held by who forks or resets a disk.
     pub(crate) forking: Mutex<()>,
 }
 
 impl Controlled<'_> {
+    /// The turn of who changes the size of a disk, to be held meanwhile.
+    pub(crate) fn turn_to_resize(&self, export: &str) -> Rc<Mutex<()>> {
+        let mut turns = self.resizing.borrow_mut();
+        // Exports come and go.
+        turns.retain(|_, turn| Rc::strong_count(turn) > 1);
+        turns.entry(export.to_owned()).or_default().clone()
+    }
+
     /// The background jobs.
     pub(crate) fn jobs(&self) -> Jobs<'_> {
         Jobs {

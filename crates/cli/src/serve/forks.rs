@@ -42,7 +42,7 @@ pub(super) async fn fork(
     let mut in_order: Vec<&str> = exports.iter().map(|export| export.name()).collect();
     in_order.sort_unstable();
     for name in in_order {
-        turns.push(controlled.resizing.borrow_mut().entry(name.to_owned()).or_default().clone());
+        turns.push(controlled.turn_to_resize(name));
     }
     let mut alone = Vec::new();
     for turn in turns.iter().map(Rc::as_ref) {

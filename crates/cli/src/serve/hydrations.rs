@@ -93,6 +93,11 @@ impl Hydrations {
         known.ok_or_else(|| format!("no hydration of the export '{}' was begun", export.name()))
     }
 
+    /// Forgets that of an export that is gone.
+    pub(crate) fn forget(&self, export: &str) {
+        self.0.borrow_mut().remove(export);
+    }
+
     /// How far the last one of an export is.
     pub(crate) fn query(&self, export: &Export) -> Result<Value, String> {
         self.find(export).map(|running| describe(&running))

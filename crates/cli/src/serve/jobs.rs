@@ -67,6 +67,11 @@ impl Jobs<'_> {
         Ok(of_kind(kind, (name.to_owned(), ended)))
     }
 
+    /// Forgets the jobs of an export that is gone.
+    pub(crate) fn forget(self, export: &str) {
+        self.hydrations.forget(export);
+    }
+
     /// Ends all jobs of an export.
     pub(crate) async fn cancel_all(self, worker: &Worker, export: &Export) {
         for kind in self.running(export) {
