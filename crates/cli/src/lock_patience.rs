@@ -18,6 +18,23 @@ pub(crate) fn lock_wait(dialect: Program) -> LockWait {
     LockWait::with(Arc::new(UntilSignal { dialect, is_told: AtomicBool::default() }))
 }
 
+/// The impatience of who has other work to do, and asks again later.
+pub(crate) fn no_lock_wait(dialect: Program) -> LockWait {
+    LockWait::with(Arc::new(AskLater(UntilSignal { dialect, is_told: AtomicBool::default() })))
+}
+
+struct AskLater(UntilSignal);
+
+impl Patience for AskLater {
+    fn begin(&self, _file: &Path) -> Box<dyn FnMut(Duration) -> ControlFlow<()>> {
+        Box::new(|_| ControlFlow::Break(()))
+    }
+
+    fn without_locks(&self, file: &Path) {
+        self.0.without_locks(file);
+    }
+}
+
 struct UntilSignal {
     dialect: Program,
     /// Whether it was told that there are no locks.

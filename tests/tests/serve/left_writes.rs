@@ -75,6 +75,34 @@ fn a_killed_servers_write_lands_before_the_next_one_serves() {
 }
 
 #[test]
+fn an_export_that_is_added_waits_beside_all_else() {
+    let Some(disk) = StallingDisk::new(16 << 20) else { return };
+    leave_a_write(&disk);
+    let dir = disk.dir();
+    for image in ["a.qcow2", "c.qcow2"] {
+        zebu(dir, ["create", "-q", "-f", "qcow2", image, "64M"]).ok();
+    }
+    let server =
+        Server::start(dir, "--no-sandbox --control ctl.sock --export-name a -f qcow2 -t none a.qcow2");
+    let mut adding = Command::new(zebu_program())
+        .args(["ctl", "ctl.sock", "export-add", "b", "-f", "qcow2", disk.name()])
+        .current_dir(dir)
+        .spawn()
+        .expect("it runs");
+    server.wait_for_words(WAITS);
+    zebu(dir, ["ctl", "ctl.sock", "stats"]).ok();
+    zebu(dir, ["ctl", "ctl.sock", "export-add", "c", "c.qcow2"]).ok();
+    assert_eq!(disk.held(), 1);
+    assert!(adding.try_wait().expect("our child").is_none(), "it is served before the write has landed");
+    disk.release();
+    assert!(end_of(&mut adding).success());
+    let mut client = Client::open(server.socket(), "b").expect("it serves");
+    assert_eq!(read(&mut client), [b'1'; BLOCK]);
+    drop(client);
+    server.stop_with_messages();
+}
+
+#[test]
 fn who_waits_is_ended_by_a_signal() {
     let Some(disk) = StallingDisk::new(16 << 20) else { return };
     leave_a_write(&disk);

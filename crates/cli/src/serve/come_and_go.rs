@@ -9,6 +9,7 @@ use super::opened::Opened;
 use super::opener::{Handed, Opener};
 use super::serve_args::ServeArgs;
 use crate::image_failure::image_failure;
+use crate::lock_patience::no_lock_wait;
 use crate::session::Session;
 use crate::values::NamedFormat;
 use serde_json::{Value, json};
@@ -19,15 +20,19 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
-use zebu::storage::{CacheChoice, File, LockMode, OpenFlags, Worker};
-use zebu::{Access, Format, Image, OpenOptions, OpenedFile, probe};
+use std::time::{Duration, Instant};
+use zebu::storage::{CacheChoice, File, IoErrorKind, LockMode, OpenFlags, Worker};
+use zebu::{Access, Format, Image, OpenOptions, OpenedFile, Remedy, probe};
 use zebu_disks::{Program, Sources};
 use zebu_export::nbd::NbdServer;
 use zebu_export::{Export, Exports, Level, Log};
 
 /// How often it is looked whether the last client of a removed export has left.
 const LOOK: Duration = Duration::from_millis(5);
+/// How often it is looked whether the writes of a program that is gone have landed.
+const LOOK_FOR_WRITES: Duration = Duration::from_millis(50);
+/// A disk that works needs less; it is told if an image is waited for longer.
+const SILENT: Duration = Duration::from_secs(1);
 /// The most exports of a server.
 const MOST_EXPORTS: usize = 10_000;
 
@@ -84,6 +89,20 @@ pub(crate) struct NewExport<'a> {
     pub(crate) handed: Option<OwnedFd>,
     pub(crate) format: Option<&'a str>,
     pub(crate) access: Access,
+    /// The turn that others may have while its image is waited for.
+    pub(crate) turn: Option<&'a Turn<'a>>,
+}
+
+/// Writes of a program that is gone, which an image is waited for.
+struct LeftWrites {
+    since: Instant,
+    is_told: bool,
+}
+
+impl LeftWrites {
+    fn new() -> Self {
+        Self { since: Instant::now(), is_told: false }
+    }
 }
 
 impl Served<'_> {
@@ -98,6 +117,7 @@ impl Served<'_> {
         worker: &Worker,
         request: &ExportAdd,
         handed: Option<OwnedFd>,
+        turn: &Turn<'_>,
     ) -> Result<Value, String> {
         let is_read_only = request.read_only || self.args.read_only || self.args.snapshot.is_some();
         let new = NewExport {
@@ -106,6 +126,7 @@ impl Served<'_> {
             handed,
             format: request.format.as_deref(),
             access: if is_read_only { Access::ReadOnly } else { Access::ReadWrite },
+            turn: Some(turn),
         };
         let opened = self.open(worker, new).await?;
         let export = self.announce(worker, &request.name, opened, Origin::Ctl).await?;
@@ -117,7 +138,7 @@ impl Served<'_> {
     }
 
     /// Opens the image of a new export.
-    pub(crate) async fn open(&self, worker: &Worker, new: NewExport<'_>) -> Result<Opened, String> {
+    pub(crate) async fn open(&self, worker: &Worker, mut new: NewExport<'_>) -> Result<Opened, String> {
         if new.name.is_empty() {
             return Err("an export that is added needs a name: the empty one is that of the first".to_owned());
         }
@@ -130,9 +151,9 @@ impl Served<'_> {
         let format = new.format.map(|name| NamedFormat::parse(Program::Zebu, name)).transpose()?;
         let access = new.access;
         let (image, options) = match &self.files {
-            Files::Free => self.open_by_name(worker, new.file, format.as_ref(), access).await?,
+            Files::Free => self.open_by_name(worker, &new, format.as_ref()).await?,
             Files::Sandboxed(_) => {
-                let handed = new.handed.ok_or_else(|| {
+                let handed = new.handed.take().ok_or_else(|| {
                     format!(
                         "'{}' is no file that came with the request, and in its sandbox the server can't \
                          open files or connect by itself: start the server with this image, or with \
@@ -140,7 +161,7 @@ impl Served<'_> {
                         new.file.display()
                     )
                 })?;
-                self.open_handed(worker, new.file, handed, format.map(|named| named.format), access).await?
+                self.open_handed(worker, &new, handed, format.map(|named| named.format)).await?
             }
         };
         Ok(Opened { image, access, base: None, options })
@@ -169,21 +190,21 @@ impl Served<'_> {
         }
     }
 
-    /// Opens it as those of the command line.
+    /// Opens it as those of the command line. Writes of a program that is gone are waited for beside all else.
     async fn open_by_name(
         &self,
         worker: &Worker,
-        file: &Path,
+        new: &NewExport<'_>,
         format: Option<&NamedFormat>,
-        access: Access,
     ) -> Result<(Image, OpenOptions), String> {
-        let (args, context) = (self.args, self.session.context());
+        let (args, context, file) = (self.args, self.session.context(), new.file);
         let text = |failure: crate::failure::Failure| failure.message.unwrap_or_default();
         let name: &OsStr = file.as_os_str();
         let mut plain = args.image.clone();
         plain.image_opts = false;
-        let spec =
-            plain.resolve_with(context, name, format, args.cache, access, Sources::Files).map_err(text)?;
+        let spec = plain
+            .resolve_with(context, name, format, args.cache, new.access, Sources::Files)
+            .map_err(text)?;
         if !spec.filters.is_empty() || spec.detect_zeroes.is_some() {
             return Err(format!(
                 "'{}' has drivers above its image: give it when the server is started",
@@ -191,29 +212,70 @@ impl Served<'_> {
             ));
         }
         let options = spec.options.clone().queues(args.queues);
-        let opened = Image::open(worker, &spec.path, &options).await;
-        let image = opened.map_err(|error| text(image_failure(&spec, context, &error)))?;
-        Ok((image, options))
+        let at_once = options.clone().lock_wait(no_lock_wait(context.dialect));
+        let mut left = LeftWrites::new();
+        loop {
+            match Image::open(worker, &spec.path, &at_once).await {
+                Ok(image) => return Ok((image, options)),
+                Err(error) if error.remedy() == Some(&Remedy::WaitForWrites) => {
+                    self.wait_for(worker, &mut left, new).await;
+                }
+                Err(error) => return Err(text(image_failure(&spec, context, &error))),
+            }
+        }
+    }
+
+    /// Waits a moment for the writes of a program that is gone.
+    async fn wait_for(&self, worker: &Worker, left: &mut LeftWrites, new: &NewExport<'_>) {
+        if !left.is_told && left.since.elapsed() >= SILENT {
+            left.is_told = true;
+            let what = format_args!(
+                "waiting for '{}': writes of a process that is gone are still under way, and may land until the disk has \
+                 answered",
+                new.file.display()
+            );
+            self.log.write(Level::Warning, what);
+        }
+        match new.turn {
+            Some(turn) => turn.give_way(worker, LOOK_FOR_WRITES).await,
+            None => worker.sleep(LOOK_FOR_WRITES).await,
+        }
     }
 
     /// Opens a file that was handed over: one without a backing file, since nothing else can be opened.
     async fn open_handed(
         &self,
         worker: &Worker,
-        path: &Path,
+        new: &NewExport<'_>,
         handed: OwnedFd,
         format: Option<Format>,
-        access: Access,
     ) -> Result<(Image, OpenOptions), String> {
+        let (path, access) = (new.file, new.access);
         let fail = |error: zebu::Error| error.to_string();
         let lock = if access == Access::ReadWrite { LockMode::Write } else { LockMode::Read };
-        let flags = OpenFlags::default().access(access).lock(lock);
-        let opened = if self.args.cache.is_direct() {
-            File::from_descriptor_past_cache(handed, path, &flags, CacheChoice::Direct).map(|(file, _)| file)
-        } else {
-            File::from_descriptor(handed, path, &flags)
+        let wait = no_lock_wait(self.session.context().dialect);
+        let flags = OpenFlags::default().access(access).lock(lock).lock_wait(wait);
+        let open = |handed| {
+            if self.args.cache.is_direct() {
+                let opened = File::from_descriptor_past_cache(handed, path, &flags, CacheChoice::Direct);
+                opened.map(|(file, _)| file)
+            } else {
+                File::from_descriptor(handed, path, &flags)
+            }
         };
-        let file = opened.map_err(|error| error.to_string())?;
+        let mut left = LeftWrites::new();
+        let file = loop {
+            let again = handed.try_clone().map_err(|error| format!("'{}': {error}", path.display()))?;
+            match open(again) {
+                Ok(file) => break file,
+                Err(error) if error.kind == IoErrorKind::LockedByWrites => {
+                    self.wait_for(worker, &mut left, new).await;
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        };
+        // It would keep the file open when that is closed.
+        drop(handed);
         let format = match format {
             Some(format) => format,
             None => match probe(worker, &file).await.map_err(fail)? {
@@ -305,6 +367,7 @@ impl Served<'_> {
         drop(export);
         self.origins.borrow_mut().remove(&name);
         self.groups.remove_empty();
+        jobs.forget(&name);
         let Some(opened) = self.images.take(&name) else { return Ok(()) };
         let closed = close(worker, &opened).await;
         self.log.write(Level::Info, format_args!("the export '{name}' was removed"));
@@ -333,21 +396,43 @@ pub(crate) async fn close(worker: &Worker, opened: &Opened) -> Result<(), String
 }
 
 /// A turn to change what is served: one at a time.
-pub(crate) struct Turn<'a>(&'a Cell<bool>);
+pub(crate) struct Turn<'a> {
+    is_changing: &'a Cell<bool>,
+    is_held: Cell<bool>,
+}
 
 impl<'a> Turn<'a> {
     /// Waits for the end of the one before.
     pub(crate) async fn wait(worker: &Worker, is_changing: &'a Cell<bool>) -> Self {
-        while is_changing.replace(true) {
+        let turn = Self { is_changing, is_held: Cell::new(false) };
+        turn.take(worker).await;
+        turn
+    }
+
+    async fn take(&self, worker: &Worker) {
+        while self.is_changing.replace(true) {
             worker.sleep(LOOK).await;
         }
-        Self(is_changing)
+        self.is_held.set(true);
+    }
+
+    fn give_up(&self) {
+        if self.is_held.replace(false) {
+            self.is_changing.set(false);
+        }
+    }
+
+    /// Lets others have it for some time.
+    async fn give_way(&self, worker: &Worker, time: Duration) {
+        self.give_up();
+        worker.sleep(time).await;
+        self.take(worker).await;
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.give_up();
     }
 }
 
@@ -358,4 +443,3 @@ pub(crate) fn handed_file(handed: Handed) -> Result<OwnedFd, String> {
         Handed::Refused(why) => Err(why),
     }
 }
-        jobs.forget(&name);

@@ -181,8 +181,8 @@ async fn execute(
         Command::HydrateCancel { export } => hydrations.cancel(worker, &*find(exports, &export)?).await,
         Command::Limit { export, group, set } => limit(controlled, export, group, set),
         Command::ExportAdd(request) => {
-            let _turn = Turn::wait(worker, &served.is_changing).await;
-            served.add(worker, &request, descriptors.pop()).await
+            let turn = Turn::wait(worker, &served.is_changing).await;
+            served.add(worker, &request, descriptors.pop(), &turn).await
         }
         Command::ExportRemove { export, force } => {
             let _turn = Turn::wait(worker, &served.is_changing).await;

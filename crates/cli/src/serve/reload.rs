@@ -162,6 +162,8 @@ async fn open(
         handed,
         format: export.format.as_deref(),
         access: if export.read_only || served.args.read_only { Access::ReadOnly } else { Access::ReadWrite },
+        // What is to be changed was compared already.
+        turn: None,
     };
     served.open(worker, new).await
 }
