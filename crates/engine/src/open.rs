@@ -459,14 +459,19 @@ pub(crate) async fn open_unfinished(worker: &Worker, file: File, options: &OpenO
     assemble(worker, vec![link], &options).await
 }
 
+/// Refuses one more image for a chain of so many. `path` is named in the error.
+pub(crate) fn check_room_above(images: usize, path: &Path) -> Result<()> {
+    if images < MAX_DEPTH {
+        return Ok(());
+    }
+    let message = format!("a backing chain has {MAX_DEPTH} images at most: commit or rebase some of them");
+    Err(Error::new(ErrorKind::Unsupported, message).on(path))
+}
+
 /// Refuses chains without end.
 fn check_chain(links: &[Link], file: &File) -> Result<()> {
     let Some(top) = links.first() else { return Ok(()) };
-    if links.len() >= MAX_DEPTH {
-        let message =
-            format!("the backing chain is longer than {MAX_DEPTH} images; commit or rebase some of them");
-        return Err(Error::new(ErrorKind::Unsupported, message).on(&top.path));
-    }
+    check_room_above(links.len(), &top.path)?;
     if links.iter().any(|link| link.file.id() == file.id()) {
         let message = format!("Backing file '{}' creates an infinite loop.", file.path().display());
         return Err(Error::new(ErrorKind::Corrupt, message).on(&top.path));
@@ -833,5 +838,18 @@ pub(crate) fn size_lookup(refs: &RefPolicy, format: Format) -> OpenOptions {
         refs: refs.clone(),
         purpose: Purpose::Inspect,
         ..OpenOptions::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_has_room_up_to_its_limit() {
+        let path = Path::new("/top");
+        check_room_above(MAX_DEPTH - 1, path).unwrap();
+        let error = check_room_above(MAX_DEPTH, path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
 }

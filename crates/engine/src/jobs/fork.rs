@@ -2,12 +2,14 @@
 //! (docs/design/forks.md).
 
 use crate::node::Driver;
+use crate::open::check_room_above;
 use crate::open_above::open_above;
 use crate::qcow2::fork_seal::sealed_error;
 use crate::qcow2::life::create;
 use crate::qcow2::state::Qcow2;
 use crate::{CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Result};
 use futures_util::future::join_all;
+use std::iter::successors;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -95,8 +97,9 @@ struct Ready {
 ///
 /// # Errors
 /// All disks go on as they were. [`ErrorKind::Unsupported`]: an image that is not qcow2, is encrypted or stands on what is, has an
-/// external data file, a bitmap that records, or a header without room for the seal. [`ErrorKind::Exists`]: a backup is under way,
-/// or an overlay is not empty. [`ErrorKind::ReadOnly`]: an image is only read. Failures of the files.
+/// external data file, a bitmap that records, a header without room for the seal, or a chain as long as one may be.
+/// [`ErrorKind::Exists`]: a backup is under way, or an overlay is not empty. [`ErrorKind::ReadOnly`]: an image is only read. Failures
+/// of the files.
 pub async fn fork(worker: &Worker, disks: Vec<ForkDisk>) -> Result<ForkReport, ForkError> {
     let Some(first) = disks.first().map(|disk| disk.image.clone()) else {
         return Err(Error::new(ErrorKind::InvalidArgument, "a fork needs a disk").into());
@@ -151,6 +154,8 @@ fn refuse(disk: &ForkDisk) -> Result<()> {
         );
     };
     qcow2.check_writable()?;
+    // The overlay could not be opened again.
+    check_room_above(successors(Some(&image.0), |node| node.backing.as_ref()).count(), image.path())?;
     image.check_nothing_is_copied("goes on in an overlay")?;
     if qcow2.data_file().is_some() {
         return unsupported(
