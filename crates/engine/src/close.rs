@@ -20,11 +20,18 @@ impl Image {
     /// that, nothing more is changed, and the locks stay until the last handle is dropped. So they do after a request vanished while
     /// it wrote, because a storage panicked.
     pub async fn close(&self, worker: &Worker) -> Result<()> {
-        let (me, on) = (self.current(), worker.uncounted());
-        worker.spawn(async move { me.close_by(&on).await }).await
+        let (mut latest, on) = (self.current(), worker.uncounted());
+        let closed = async move {
+            while latest.close_by(&on).await?.is_none() {
+                latest = latest.current();
+            }
+            Ok::<(), Error>(())
+        };
+        worker.spawn(closed).await
     }
 
-    async fn close_by(&self, worker: &Worker) -> Result<()> {
+    /// `None`: nothing was closed, since the disk went on in another image meanwhile.
+    async fn close_by(&self, worker: &Worker) -> Result<Option<()>> {
         self.0.check_here()?;
         let own = self.0.own_worker();
         // Others wait for one who is alone, so that must not be at the mercy of the caller's worker. An image that can't be
@@ -40,9 +47,10 @@ impl Image {
         } else {
             self.close_alone(worker).await?
         };
+        let Some(result) = result else { return Ok(None) };
         if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
             // A request is under way that may write yet: another program must not have the image beside it.
-            return result;
+            return result.map(Some);
         }
         if let Driver::Qcow2(qcow2) = &self.0.driver
             && !sabotage::is(Fault::UnlockBesideCommit)
@@ -54,7 +62,7 @@ impl Image {
         end_with(&self.0, &result);
         if self.0.has_abandoned_changes() && !sabotage::is(Fault::UnlockBesideAbandoned) {
             // They may land after somebody else has the image. Each holds its file open.
-            return result;
+            return result.map(Some);
         }
         let mut node = Some(&self.0);
         while let Some(this) = node {
@@ -67,11 +75,12 @@ impl Image {
             }
             node = this.backing.as_ref();
         }
-        result
+        result.map(Some)
     }
 
-    /// Ends all changes of the image, and returns the result of that. An error: nothing was ended.
-    async fn close_alone(&self, worker: &Worker) -> Result<Result<()>> {
+    /// Ends all changes of the image, and returns the result of that. An error: nothing was ended. `None`: neither, since the
+    /// disk went on in another image.
+    async fn close_alone(&self, worker: &Worker) -> Result<Option<Result<()>>> {
         let alone =
             if sabotage::is(Fault::CloseBesideRequests) {
                 None
@@ -90,8 +99,11 @@ impl Image {
                     Error::undriven("the image can't be closed", "a request").on(&self.0.path)
                 })?)
             };
+        if self.moved_to().is_some() {
+            return Ok(None);
+        }
         if let Some(earlier) = self.0.closed() {
-            return Ok(earlier.clone());
+            return Ok(Some(earlier.clone()));
         }
         // A read that began now could hold back what is given back.
         let reads =
@@ -117,6 +129,6 @@ impl Image {
         if sabotage::is(Fault::IdleWhileAlone) {
             std::mem::forget(alone);
         }
-        Ok(result)
+        Ok(Some(result))
     }
 }

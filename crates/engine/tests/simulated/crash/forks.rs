@@ -313,6 +313,42 @@ pub(crate) fn a_sealed_image_is_not_opened_for_writing() {
         .unwrap();
 }
 
+/// Closes an image that is being forked: the overlay is closed, in which the disk goes on.
+#[test]
+fn a_close_beside_a_fork_closes_the_overlay() {
+    let setup = setup();
+    let world = setup.world(&setup.make(9), 9);
+    let workers = setup.make_workers(&world);
+    let image = setup.open(&world, &workers[0]).unwrap();
+    let hold = world.hold(OpFilter::of(OpClass::Write).on_file(TOP).by_worker(workers[1].id()));
+    let write = workers[1].spawn({
+        let (image, on) = (image.clone(), workers[1].clone());
+        async move { image.write(&on, 0, IoBuf::copy_of(&[5; 4096]).into(), Durability::Volatile).await.0 }
+    });
+    world.run_until_idle().unwrap();
+    assert!(!world.held(hold).is_empty(), "nothing was held: the test shows nothing");
+    let file = world.file(OVERLAYS[0], Content::new(), SimFileConfig::default());
+    let disk = ForkDisk::new(&image, file, OVERLAYS[0], &options());
+    let on = workers[0].clone();
+    let forked = workers[0].spawn(async move { fork(&on, vec![disk]).await });
+    world.run_until_idle().unwrap();
+    let closed = workers[0].spawn({
+        let (image, on) = (image.clone(), workers[0].clone());
+        async move { image.close(&on).await }
+    });
+    world.run_until_idle().unwrap();
+    world.release(hold);
+    world
+        .block_on(async {
+            write.await.unwrap();
+            forked.await.unwrap();
+            closed.await.unwrap();
+        })
+        .unwrap();
+    assert!(image.current().is_closed(), "the disk goes on, and nobody has closed it");
+    assert_eq!(sealed_by(&world.content(TOP).unwrap()).as_deref(), Some(OVERLAYS[0]));
+}
+
 /// A fork, or the close, of an image whose flush stands in the disk and then fails: both fail, whoever comes first.
 fn beside_a_flush_that_fails(end: impl AsyncFn(&SimWorld, &Worker, &Image) -> Result<(), String>) {
     let setup = setup();
