@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
+use zebu::jobs::{ForkDisk, fork};
+use zebu::storage::{Create, IoBuf, LockMode, OpenFlags, Worker, WorkerConfig};
 use zebu::{
     Access, CreateOptions, Durability, ErrorKind, ExtentIndex, Format, Image, OpenOptions, Preallocation,
     ZeroMode,
@@ -504,6 +505,24 @@ fn the_extent_index_gives_its_memory_back() {
     image.tidy(start + 2 * INTERVAL);
     image.tidy(start + 3 * INTERVAL);
     assert!(runs(&image) < 10_000, "{} bytes of what nobody used", runs(&image));
+    disk.worker.block_on(image.close(&disk.worker)).unwrap();
+}
+
+#[test]
+fn a_fork_leaves_the_index_to_the_overlay() {
+    let disk = disk(4 << 30, CLUSTER);
+    let options = OpenOptions::default().format(Some(Format::Qcow2)).access(Access::ReadWrite);
+    let image = disk.open(&options);
+    disk.read_all(&image, (0..4 << 30).step_by(64 << 20));
+    assert!(image.stats().index_bytes > 0, "{:?}", image.stats());
+    let path = disk.path.with_file_name("overlay.qcow2");
+    let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::New).lock(LockMode::Write);
+    let overlay = zebu::storage::File::open(&path, &flags).unwrap();
+    let forked = fork(&disk.worker, vec![ForkDisk::new(&image, overlay, &path, &options)]);
+    disk.worker.block_on(forked).unwrap();
+    assert_eq!(image.current().stats().index_bytes, 0, "of the image that nobody looks up any more");
+    disk.read_all(&image, (0..4 << 30).step_by(64 << 20));
+    assert!(image.current().stats().index_bytes > 0, "{:?}", image.current().stats());
     disk.worker.block_on(image.close(&disk.worker)).unwrap();
 }
 

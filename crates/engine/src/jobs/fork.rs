@@ -260,6 +260,10 @@ async fn switch(worker: &Worker, all: &[Ready]) -> Result<ForkReport, ForkError>
     }
     for disk in all {
         disk.base.0.continued.set(disk.overlay.0.clone());
+        if let Some(view) = &disk.base.0.view {
+            // Nobody looks there any more, and its memory is the overlay's as well.
+            view.map.clear();
+        }
         if !sabotage::is(Fault::WriteSealed) {
             let error = sealed_error(disk.base.path(), &SealState::Sealed(disk.seal.clone()));
             disk.qcow2.files().refuse_changes(error);
