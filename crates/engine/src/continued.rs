@@ -40,8 +40,31 @@ impl<T> Continued<T> {
         self.is_set.store(true, Release);
     }
 
+    /// Leads to a later one than it does, unless it was ended.
+    pub(crate) fn shorten(&self, latest: &Arc<T>) {
+        if let Some(next) = &mut *self.next.write() {
+            next.clone_from(latest);
+        }
+    }
+
     /// Lets the later image go; whether there was one.
     pub(crate) fn end(&self) -> bool {
         self.next.write().take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_was_ended_leads_nowhere() {
+        let continued = Continued::default();
+        continued.set(Arc::new(1));
+        continued.shorten(&Arc::new(2));
+        assert_eq!(continued.get().as_deref(), Some(&2));
+        assert!(continued.end());
+        continued.shorten(&Arc::new(3));
+        assert_eq!(continued.get(), None);
     }
 }

@@ -20,7 +20,7 @@ impl Image {
         }
         if hops > 1 {
             // The next one takes a single step.
-            self.0.continued.set(latest.clone());
+            self.0.continued.shorten(&latest);
         }
         Self(latest)
     }
