@@ -450,7 +450,7 @@ pub(crate) fn usage_message(error: &clap::Error) -> String {
 fn own_usage_message(error: &clap::Error) -> String {
     let told = unknown_command(error);
     let is_command = told.is_some();
-    let mut message = told.unwrap_or_else(|| usage_message(error));
+    let mut message = told.unwrap_or_else(|| no_door(error).unwrap_or_else(|| usage_message(error)));
     if let Some(topic) = topic_of(error) {
         let _ = write!(message, " (see 'zebu help {topic}')");
     } else if let Some(remedy) = remedy_in_ctl(error).filter(|_| is_command) {
@@ -467,6 +467,18 @@ fn own_usage_message(error: &clap::Error) -> String {
 fn topic_of(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     topics::find(word).map(|topic| topic.name)
+}
+
+/// The message where a server is told of no way in: those that there are, as they are typed most.
+fn no_door(error: &clap::Error) -> Option<String> {
+    let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_door = is_missing && missing.iter().any(|argument| argument.contains("--vhost-user-blk"));
+    is_door.then(|| {
+        "clients need a way in: --nbd unix:PATH, --vhost-user-blk PATH, --fuse FILE, --ublk, --nbd-device /dev/nbdN, or a \
+         --config FILE that has one"
+            .to_owned()
+    })
 }
 
 /// Words in the place of a command of `ctl`, and what does what they ask for.
@@ -555,6 +567,7 @@ mod tests {
         for (line, end) in [
             (&["zebu", "shrink", "a"][..], "'shrink' (see 'zebu help tasks')"),
             (&["zebu", "fuse"], "'fuse' (see 'zebu help serving')"),
+            (&["zebu", "serve", "a"], "or a --config FILE that has one"),
             (&["zebu", "ctl", "a.ctl", "list"], "'list' (`zebu top SOCKET` shows the exports)"),
             (
                 &["zebu", "snapshot", "create", "a"],
