@@ -6,9 +6,9 @@ use crate::limits::within;
 use arbitrary::{Result, Unstructured};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use zebu::check::{self, CheckOptions, FindingKind};
-use zebu::storage::{File, IoBuf, Worker};
-use zebu::{Access, Durability, Extent, ExtentKind, Format, Image, OpenOptions, OpenedFile, ZeroMode};
+use zebu_engine::check::{self, CheckOptions, FindingKind};
+use zebu_engine::storage::{File, IoBuf, Worker};
+use zebu_engine::{Access, Durability, Extent, ExtentKind, Format, Image, OpenOptions, OpenedFile, ZeroMode};
 use zebu_sim::{Content, SimFileConfig, SimWorld};
 
 /// The most extents, and pieces of the disk, that are looked at: a hostile disk is as large as it likes.
@@ -107,11 +107,11 @@ fn show(image: &[u8]) {
 }
 
 /// Runs `work` with a worker and the image as a file. That it gets stuck, or costs more than such a file may, is a fault.
-fn on_simulated_disk(image: &[u8], access: zebu::storage::Access, work: impl AsyncFnOnce(&Worker, File)) {
+fn on_simulated_disk(image: &[u8], access: zebu_engine::storage::Access, work: impl AsyncFnOnce(&Worker, File)) {
     within(image.len(), || on_a_world(image, access, work));
 }
 
-fn on_a_world(image: &[u8], access: zebu::storage::Access, work: impl AsyncFnOnce(&Worker, File)) {
+fn on_a_world(image: &[u8], access: zebu_engine::storage::Access, work: impl AsyncFnOnce(&Worker, File)) {
     let world = SimWorld::new(1);
     // More space than the image has, but not without end: a hostile image must not fill a disk either.
     let config = SimFileConfig { access, space: Some(64 << 20), ..SimFileConfig::default() };
@@ -122,7 +122,7 @@ fn on_a_world(image: &[u8], access: zebu::storage::Access, work: impl AsyncFnOnc
     }
 }
 
-async fn open(worker: &Worker, file: File, access: Access) -> zebu::Result<Image> {
+async fn open(worker: &Worker, file: File, access: Access) -> zebu_engine::Result<Image> {
     let given = OpenedFile::new(file, Format::Qcow2);
     Image::open_files(worker, vec![given], &OpenOptions::default().access(access)).await
 }
@@ -134,7 +134,7 @@ async fn open(worker: &Worker, file: File, access: Access) -> zebu::Result<Image
 pub fn read(u: &mut Unstructured<'_>) -> Result<()> {
     let bytes = hostile(u)?;
     let piece = *u.choose(&[512, 4096, 65536, REQUEST])?;
-    on_simulated_disk(&bytes, zebu::storage::Access::ReadOnly, async |worker, file| {
+    on_simulated_disk(&bytes, zebu_engine::storage::Access::ReadOnly, async |worker, file| {
         let _ = check::check_file(worker, &file, &CheckOptions::default()).await;
         let Ok(image) = open(worker, file, Access::ReadOnly).await else { return };
         let size = image.virtual_size();
@@ -170,7 +170,7 @@ struct Sharers {
 /// The references to `cluster` after `requests`, if it has fewer counts than references then.
 fn sharers(bytes: &[u8], requests: &[Request], cluster: u64) -> Option<Sharers> {
     let mut found = None;
-    on_a_world(bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
+    on_a_world(bytes, zebu_engine::storage::Access::ReadWrite, async |worker, file| {
         let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
         for request in requests {
             request.send(worker, &image).await;
@@ -212,7 +212,7 @@ fn sharers(bytes: &[u8], requests: &[Request], cluster: u64) -> Option<Sharers> 
 /// Whether nothing is wrong with an image once it has been opened for writing: what is wrong later was made by us.
 fn is_sound(bytes: &[u8]) -> bool {
     let mut is_sound = false;
-    on_a_world(bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
+    on_a_world(bytes, zebu_engine::storage::Access::ReadWrite, async |worker, file| {
         let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
         let _ = image.close(worker).await;
         let report = check::check_file(worker, &file, &CheckOptions::default()).await;
@@ -320,7 +320,7 @@ pub fn write(u: &mut Unstructured<'_>) -> Result<()> {
         eprintln!("{requests:?}");
     }
     let mut lost = None;
-    on_simulated_disk(&bytes, zebu::storage::Access::ReadWrite, async |worker, file| {
+    on_simulated_disk(&bytes, zebu_engine::storage::Access::ReadWrite, async |worker, file| {
         let Ok(image) = open(worker, file.clone(), Access::ReadWrite).await else { return };
         for (number, request) in requests.iter().enumerate() {
             if let Request::Write(write) = *request {
@@ -383,7 +383,7 @@ pub fn compressed(u: &mut Unstructured<'_>) -> Result<()> {
     let stream = u.bytes(u.len().min(32 << 10))?;
     let start = (base::STREAM + skew) as usize;
     image[start..start + stream.len()].copy_from_slice(stream);
-    on_simulated_disk(&image, zebu::storage::Access::ReadOnly, async |worker, file| {
+    on_simulated_disk(&image, zebu_engine::storage::Access::ReadOnly, async |worker, file| {
         let Ok(image) = open(worker, file, Access::ReadOnly).await else { return };
         for (at, len) in [(base::CLUSTER, 65536), (base::CLUSTER + 1000, 10), (0, 200_000)] {
             let _ = image.read(worker, at, IoBuf::zeroed(len).into()).await;

@@ -1,7 +1,7 @@
 //! The parsers of the command: image options, sizes, the lines of `zebu io`.
 
 use arbitrary::{Result, Unstructured};
-use zebu::{Access, OpenOptions};
+use zebu_engine::{Access, OpenOptions};
 use zebu_cli::fuzzing::{
     MAX_REQUEST, control_request, image_options, io_options, lengths, offset, pattern, size, split_words,
 };

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use zebu::storage::{IoBuf, IoBufs, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::storage::{IoBuf, IoBufs, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CacheMode, Durability, Format, Image, NewSnapshot, OpenOptions, Preallocation, Shrink,
     SnapshotRef, ZeroMode,
 };

@@ -4,8 +4,8 @@ use crate::model::{DiscardRule, Model, difference};
 use crate::stream::{Op, Stream};
 use std::ops::Range;
 use std::path::Path;
-use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
-use zebu::{Access, CacheMode, Error, ErrorKind, Image, OpenOptions, Preallocation, Shrink};
+use zebu_engine::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
+use zebu_engine::{Access, CacheMode, Error, ErrorKind, Image, OpenOptions, Preallocation, Shrink};
 
 /// How an image is driven.
 #[derive(Debug, Clone)]
@@ -34,8 +34,10 @@ pub enum ResizeRule {
 impl Setup {
     /// Page cache, depth 8.
     pub fn new(engine: Engine, cache: CacheMode) -> Self {
-        let options =
-            OpenOptions::default().format(Some(zebu::Format::Qcow2)).access(Access::ReadWrite).cache(cache);
+        let options = OpenOptions::default()
+            .format(Some(zebu_engine::Format::Qcow2))
+            .access(Access::ReadWrite)
+            .cache(cache);
         Self { engine, depth: 8, options, discard: DiscardRule::WholeClustersZero, resize: ResizeRule::Works }
     }
 }

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use zebu::storage::{Engine, IoBuf, JoinHandle, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::storage::{Engine, IoBuf, JoinHandle, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CacheMode, CreateOptions, Durability, Error, Format, Image, OpenOptions, ZeroMode, ZeroPolicy,
 };
 

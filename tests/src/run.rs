@@ -11,8 +11,8 @@ use std::any::Any;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use zebu::CacheMode;
-use zebu::storage::Engine;
+use zebu_engine::CacheMode;
+use zebu_engine::storage::Engine;
 
 /// One case; the same one always does the same.
 #[derive(Debug, Clone)]

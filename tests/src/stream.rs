@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 use std::ops::Range;
-use zebu::{Durability, ZeroMode};
+use zebu_engine::{Durability, ZeroMode};
 
 /// One operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,7 +23,7 @@ const ENGINE: &str = "engine";
 #[command(
     after_help = "A schedule that fails is printed as a string. To repeat one of the whole engine, put it into a file:
   ZEBU_PAIR='write+flush' ZEBU_REPLAY=/PATH/FILE RUSTFLAGS='--cfg shuttle' cargo test \\
-    --target-dir target/interleave -p zebu --test simulated schedules::pairs
+    --target-dir target/interleave -p zebu-engine --test simulated schedules::pairs
 And one of a part:
   ZEBU_REPLAY=/PATH/FILE cargo xtask interleave cache::a_slice_that_many_want_is_loaded_once_and_all_are_woken
 docs/testing.md has more."
@@ -268,7 +268,7 @@ fn row(names: &[&str], runs: &[&Run]) -> String {
 fn tests(schedules: Schedules) -> Outcome<Command> {
     let mut command = cargo();
     // Both each time: with other packages, what they share has other features, and is built once more.
-    command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu"]);
+    command.args(["test", "--locked", "--package", "zebu-storage", "--package", "zebu-engine"]);
     command.env("RUSTC_WORKSPACE_WRAPPER", compiler()?);
     command.env("ZEBU_SCHEDULES", schedules.count.to_string());
     // It warns of orders weaker than `SeqCst`, of which it knows none, and says where each caught panic was.

@@ -29,7 +29,10 @@ enum Sanitizer {
 /// Without QEMU, and without the tests that measure memory: a sanitizer's own is many times what they allow.
 const TESTS: [(&str, &[&str]); 4] = [
     ("zebu-storage", &["direct_io", "opening", "operations", "sockets", "workers"]),
-    ("zebu", &["bitmaps", "jobs", "mapping_cache", "mapping_pressure", "random_operations", "simulated"]),
+    (
+        "zebu-engine",
+        &["bitmaps", "jobs", "mapping_cache", "mapping_pressure", "random_operations", "simulated"],
+    ),
     ("zebu-sim", &["crash_states", "direct_io", "read_modify_write", "worlds"]),
     ("zebu-export", &[]),
 ];

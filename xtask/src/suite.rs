@@ -348,7 +348,7 @@ fn suite_of_qemu(tenth: Tenth) -> Outcome<Verdict> {
 fn faults_ten_times(qemu: Qemu) -> Outcome {
     let tests = TestPrograms::build()?;
     run(qemu
-        .tell(&mut tests.of("zebu", "simulated")?.command())
+        .tell(&mut tests.of("zebu-engine", "simulated")?.command())
         .env("ZEBU_MUTANT_ROUNDS", "10")
         .arg("mutants::killed::"))
 }

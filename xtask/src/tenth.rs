@@ -18,11 +18,11 @@ pub(crate) enum Tenth {
 /// Beginnings of program and path: families of tests that take long and try one thing in many ways. A run has those whose names
 /// fall into its tenth.
 const FAMILIES: [&str; 19] = [
-    "zebu::check clean::matrix",
-    "zebu::jobs matrix::",
-    "zebu::mapping_pressure ",
-    "zebu::random_operations ",
-    "zebu::simulated mutants::killed::",
+    "zebu-engine::check clean::matrix",
+    "zebu-engine::jobs matrix::",
+    "zebu-engine::mapping_pressure ",
+    "zebu-engine::random_operations ",
+    "zebu-engine::simulated mutants::killed::",
     "zebu-tests::backup backup_crash::",
     "zebu-tests::backup bitmap_matrix::",
     "zebu-tests::encryption cryptsetup_payloads::",
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn ten_runs_have_each_test_of_a_family_once_and_the_others_always() {
         let runs = |name: &str| (0..10).filter(|tenth| Tenth::One(*tenth).has_test(name)).count();
-        assert_eq!(runs("zebu::simulated mutants::killed::nothing_is_copied"), 1);
-        assert_eq!(runs("zebu::simulated crash::replay::bitmaps_know_what_crashes_leave"), 10);
-        assert!(Tenth::All.has_test("zebu::simulated mutants::killed::nothing_is_copied"));
+        assert_eq!(runs("zebu-engine::simulated mutants::killed::nothing_is_copied"), 1);
+        assert_eq!(runs("zebu-engine::simulated crash::replay::bitmaps_know_what_crashes_leave"), 10);
+        assert!(Tenth::All.has_test("zebu-engine::simulated mutants::killed::nothing_is_copied"));
     }
 
     /// Each file of tests that asks for its tenth is listed as one that does.

@@ -17,7 +17,7 @@ pub(crate) const BUILT: &str = "debug";
 pub(crate) const BLACK_BOX: &str = "zebu-tests";
 
 /// Package and target of tests that all compare with QEMU: they can't be told to pass without it.
-pub(crate) const BESIDE_QEMU: (&str, &str) = ("zebu", "jobs");
+pub(crate) const BESIDE_QEMU: (&str, &str) = ("zebu-engine", "jobs");
 
 /// Whether tests may ask QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,7 @@ fn test_program(message: &Value) -> Option<TestProgram> {
     })
 }
 
-/// The name in the identity of a package: `path+file:///x/crates/engine#zebu@0.1.0`, or without the name where it is
+/// The name in the identity of a package: `path+file:///x/crates/engine#zebu-engine@0.1.0`, or without the name where it is
 /// that of the folder: `path+file:///x/xtask#0.1.0`.
 fn package(id: &str) -> Option<&str> {
     let (place, version) = id.rsplit_once('#')?;
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_package_is_named_by_its_identity_or_its_folder() {
-        assert_eq!(package("path+file:///x/crates/engine#zebu@0.1.0"), Some("zebu"));
+        assert_eq!(package("path+file:///x/crates/engine#zebu-engine@0.1.0"), Some("zebu-engine"));
         assert_eq!(package("path+file:///x/xtask#0.1.0"), Some("xtask"));
         assert_eq!(package("zebu"), None);
     }

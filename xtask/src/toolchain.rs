@@ -136,7 +136,7 @@ fn workspace_manifests() -> Outcome<Vec<(String, String)>> {
 }
 
 /// The crates that are published, each after those that it needs.
-const PUBLISHED: [&str; 14] = [
+const PUBLISHED: [&str; 15] = [
     "zebu-qcow2",
     "zebu-foreign",
     "zebu-storage",
@@ -146,9 +146,10 @@ const PUBLISHED: [&str; 14] = [
     "zebu-store",
     "zebu-oci",
     "zebu-rbd",
-    "zebu",
+    "zebu-engine",
     "zebu-drivers",
     "zebu-disks",
+    "zebu",
     "zebu-export",
     "zebu-cli",
 ];

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use zebu::{
+use zebu_engine::{
     Access, BitmapRecording, Disk, DiskExtents, Error, ErrorKind, NewBitmap, NewSnapshot, Shrink,
     SnapshotRef, ZeroMode,
 };
@@ -81,7 +81,7 @@ impl NativeDisk {
     fn detached<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&Disk) -> zebu::Result<T> + Send,
+        work: impl FnOnce(&Disk) -> zebu_engine::Result<T> + Send,
     ) -> PyResult<T> {
         let disk = self.get(py)?;
         detached(py, move || work(&disk))

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::Path;
-use zebu::{Error, ErrorKind};
+use zebu_engine::{Error, ErrorKind};
 
 /// The exception `zebu.Error` for an error of the engine.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {

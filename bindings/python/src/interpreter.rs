@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-use zebu::jobs::Cancel;
+use zebu_engine::jobs::Cancel;
 
 /// How long a thread that waits goes without a look at the signals of the interpreter.
 pub(crate) const BETWEEN_SIGNALS: Duration = Duration::from_millis(50);
@@ -91,7 +91,7 @@ impl Drop for UnderWay {
 /// Does `work` without the GIL.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
-    work: impl FnOnce() -> zebu::Result<T> + Send,
+    work: impl FnOnce() -> zebu_engine::Result<T> + Send,
 ) -> PyResult<T> {
     let _under_way = UnderWay::begin(None)?;
     py.detach(work).map_err(|error| to_python(py, &error))

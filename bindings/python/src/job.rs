@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use zebu::jobs::{Cancel, JobControl, Phase, Progress};
-use zebu::storage::Worker;
-use zebu::{Error, ErrorKind};
+use zebu_engine::jobs::{Cancel, JobControl, Phase, Progress};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Error, ErrorKind};
 
 /// A switch that stops a job, for tasks that are cancelled.
 #[pyclass(frozen, name = "CancelSwitch", module = "zebu._zebu")]
@@ -57,7 +57,7 @@ struct Mail<T> {
 struct Content<T> {
     /// The last report of each phase that was not told yet.
     reports: Vec<Progress>,
-    ended: Option<zebu::Result<T>>,
+    ended: Option<zebu_engine::Result<T>>,
 }
 
 impl<T> Mail<T> {
@@ -75,13 +75,13 @@ impl<T> Mail<T> {
         self.came.notify_one();
     }
 
-    fn end(&self, result: zebu::Result<T>) {
+    fn end(&self, result: zebu_engine::Result<T>) {
         self.lock().ended = Some(result);
         self.came.notify_one();
     }
 
     /// Takes what has come, after a wait until it is time to look at the signals.
-    fn wait(&self) -> (Vec<Progress>, Option<zebu::Result<T>>) {
+    fn wait(&self) -> (Vec<Progress>, Option<zebu_engine::Result<T>>) {
         let nothing = |content: &mut Content<T>| content.reports.is_empty() && content.ended.is_none();
         let waited = self.came.wait_timeout_while(self.lock(), BETWEEN_SIGNALS, nothing);
         let mut content = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -94,7 +94,7 @@ impl<T> Mail<T> {
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     watch: &Watch<'_>,
-    work: impl AsyncFnOnce(Worker, JobControl) -> zebu::Result<T> + Send + 'static,
+    work: impl AsyncFnOnce(Worker, JobControl) -> zebu_engine::Result<T> + Send + 'static,
 ) -> PyResult<T> {
     let under_way = UnderWay::job(&watch.cancel)?;
     let content = Content { reports: Vec::new(), ended: None };
@@ -106,7 +106,7 @@ pub(crate) fn run<T: Send + 'static>(
         control = control.progress(move |report| told.report(report));
     }
     let job = move || {
-        let work = || zebu::block_on(async |worker| work(worker, control).await);
+        let work = || zebu_engine::block_on(async |worker| work(worker, control).await);
         let panicked = || Err(Error::new(ErrorKind::Panicked, "the job panicked: this is a bug of zebu"));
         theirs.end(catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| panicked()));
     };

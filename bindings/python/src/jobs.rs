@@ -8,9 +8,9 @@ use crate::report;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{ConvertTarget, JobControl, VerifyOptions, VerifyReport};
-use zebu::storage::Worker;
-use zebu::{Access, Disk, Error, ErrorKind, Format, Image, OpenOptions};
+use zebu_engine::jobs::{ConvertTarget, JobControl, VerifyOptions, VerifyReport};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, Disk, Error, ErrorKind, Format, Image, OpenOptions};
 
 /// Makes an image.
 #[pyfunction]
@@ -49,8 +49,8 @@ impl Source {
     async fn with<T>(
         self,
         worker: &Worker,
-        work: impl AsyncFnOnce(&Image) -> zebu::Result<T>,
-    ) -> zebu::Result<T> {
+        work: impl AsyncFnOnce(&Image) -> zebu_engine::Result<T>,
+    ) -> zebu_engine::Result<T> {
         match self {
             Self::Open(disk) => work(disk.image()).await,
             Self::Named(name, options) => {
@@ -86,7 +86,7 @@ pub(crate) fn convert<'py>(
         let options = convert.control(control.rate_limit(rate));
         from.with(&worker, async |image: &Image| {
             let target = ConvertTarget::New(Box::new(target));
-            zebu::jobs::convert(&worker, std::slice::from_ref(image), target, &options).await
+            zebu_engine::jobs::convert(&worker, std::slice::from_ref(image), target, &options).await
         })
         .await
     })?;
@@ -109,7 +109,7 @@ pub(crate) fn check<'py>(
     options.end()?;
     let report = run(py, &Watch::new(progress, cancel), async move |worker: Worker, control: JobControl| {
         let options = check.control(control.rate_limit(rate));
-        zebu::check::check(&worker, &name, &options).await
+        zebu_engine::check::check(&worker, &name, &options).await
     })?;
     report::check(py, &report)
 }
@@ -134,7 +134,7 @@ pub(crate) fn backup<'py>(
     let from = Source::of(source, source_format, access)?;
     let report = run(py, &Watch::new(progress, cancel), async move |worker: Worker, control: JobControl| {
         let options = backup.control(control.rate_limit(rate));
-        from.with(&worker, async |image: &Image| zebu::jobs::backup(&worker, image, &options).await).await
+        from.with(&worker, async |image: &Image| zebu_engine::jobs::backup(&worker, image, &options).await).await
     })?;
     report::backup(py, &report)
 }
@@ -165,10 +165,10 @@ pub(crate) fn restore<'py>(
         from.with(&worker, async |image: &Image| {
             if let Some(manifest) = manifest {
                 let verify = VerifyOptions::default().manifest(manifest).control(control);
-                is_sound(&zebu::jobs::verify(&worker, image, &verify).await?, &name)?;
+                is_sound(&zebu_engine::jobs::verify(&worker, image, &verify).await?, &name)?;
             }
             let target = ConvertTarget::New(Box::new(target));
-            zebu::jobs::convert(&worker, std::slice::from_ref(image), target, &options).await
+            zebu_engine::jobs::convert(&worker, std::slice::from_ref(image), target, &options).await
         })
         .await
     })?;
@@ -176,7 +176,7 @@ pub(crate) fn restore<'py>(
 }
 
 /// Fails if the backup is not what its manifest says.
-fn is_sound(report: &VerifyReport, backup: &Path) -> zebu::Result<()> {
+fn is_sound(report: &VerifyReport, backup: &Path) -> zebu_engine::Result<()> {
     let Some(first) = report.bad_ranges.first() else { return Ok(()) };
     let message = format!(
         "the backup is not what its manifest says: {} bytes can't be read or differ, the first because: {}",
@@ -196,9 +196,9 @@ pub(crate) fn verdict<'py>(
     let name = local(py, name)?;
     let mut open = options::source(format.map(format_named).transpose()?, Access::ReadOnly);
     if !lock {
-        open.sharing = zebu::Sharing::Unlocked;
+        open.sharing = zebu_engine::Sharing::Unlocked;
     }
     let verdict =
-        detached(py, || zebu::block_on(async |worker| zebu::verdict::assess(&worker, &name, &open).await))?;
+        detached(py, || zebu_engine::block_on(async |worker| zebu_engine::verdict::assess(&worker, &name, &open).await))?;
     report::verdict(py, &verdict)
 }

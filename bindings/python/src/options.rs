@@ -9,12 +9,12 @@ use pyo3::types::{PyDict, PyString};
 use std::fmt::Display;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use zebu::check::{CheckOptions, Repair};
-use zebu::jobs::{
+use zebu_engine::check::{CheckOptions, Repair};
+use zebu_engine::jobs::{
     BackupOptions, ConvertOptions, CopyBitmaps, Decryption, Identities, Interrupted, NewTarget,
     PreviousBackup, ReadErrors, SourceErrors, TargetClusters,
 };
-use zebu::{
+use zebu_engine::{
     Access, CacheMode, Compression, CreateOptions, Error, ErrorKind, Format, Keys, OpenOptions, Passphrase,
     Preallocation, RefPolicy, Sharing,
 };

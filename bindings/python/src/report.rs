@@ -3,10 +3,10 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::path::Path;
-use zebu::check::CheckReport;
-use zebu::jobs::{BackupReport, ConvertReport, SkippedRange};
-use zebu::verdict::{ConcernLevel, Verdict};
-use zebu::{BitmapInfo, EncryptionInfo, Extent, ExtentKind, ImageInfo, SnapshotInfo};
+use zebu_engine::check::CheckReport;
+use zebu_engine::jobs::{BackupReport, ConvertReport, SkippedRange};
+use zebu_engine::verdict::{ConcernLevel, Verdict};
+use zebu_engine::{BitmapInfo, EncryptionInfo, Extent, ExtentKind, ImageInfo, SnapshotInfo};
 
 /// Makes a dictionary of names and values.
 macro_rules! dictionary {
@@ -101,10 +101,10 @@ pub(crate) fn info<'py>(
     }))
 }
 
-fn compression_name(compression: zebu::Compression) -> &'static str {
+fn compression_name(compression: zebu_engine::Compression) -> &'static str {
     match compression {
-        zebu::Compression::Zlib => "zlib",
-        zebu::Compression::Zstd => "zstd",
+        zebu_engine::Compression::Zlib => "zlib",
+        zebu_engine::Compression::Zstd => "zstd",
         _ => "other",
     }
 }

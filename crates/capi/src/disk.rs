@@ -6,10 +6,10 @@ use crate::options::{creation, opening};
 use crate::{handles, job};
 use std::ffi::{c_char, c_int, c_void};
 use std::io::IoSlice;
-use zebu::jobs::Cancel;
-use zebu::{Disk, Durability, ErrorKind, Image, ZeroMode};
 use zebu_disks::packed::{Order, PackedChoice, Reader, prepare};
 use zebu_disks::{Context, DiskError, Watch, opener};
+use zebu_engine::jobs::Cancel;
+use zebu_engine::{Disk, Durability, ErrorKind, Image, ZeroMode};
 
 /// The flag of a write that is durable when it has ended.
 const FUA: u32 = 1;

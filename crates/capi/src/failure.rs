@@ -3,8 +3,8 @@
 use crate::of_thread;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use zebu::{Error, ErrorKind};
 use zebu_disks::DiskError;
+use zebu_engine::{Error, ErrorKind};
 
 /// A call that failed.
 #[derive(Debug)]

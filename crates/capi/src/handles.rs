@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
-use zebu::{DetachedQueue, Disk};
 use zebu_disks::Context;
+use zebu_engine::{DetachedQueue, Disk};
 use zebu_storage::ForkMark;
 use zebu_storage::sync::{Mutex, MutexGuard};
 

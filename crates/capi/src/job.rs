@@ -6,10 +6,10 @@ use crate::options::{Opening, checking, opening, target};
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use zebu::check::{CheckOptions, check};
-use zebu::jobs::{ConvertOptions, ConvertTarget, JobControl, NewTarget, convert};
-use zebu::storage::{Engine, Worker, WorkerConfig};
-use zebu::{Access, Error, Image};
+use zebu_engine::check::{CheckOptions, check};
+use zebu_engine::jobs::{ConvertOptions, ConvertTarget, JobControl, NewTarget, convert};
+use zebu_engine::storage::{Engine, Worker, WorkerConfig};
+use zebu_engine::{Access, Error, Image};
 use zebu_storage::sync::Mutex;
 
 /// `zebu_progress`: a C++ exception may come out of it, and ends the process then.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, c_char, c_int};
 use std::time::Duration;
-use zebu::{Completion, Queue};
+use zebu_engine::{Completion, Queue};
 use zebu_storage::ForkMark;
 
 thread_local! {

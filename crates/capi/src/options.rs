@@ -2,11 +2,11 @@
 
 use crate::failure::{Failure, Outcome};
 use std::collections::BTreeSet;
-use zebu::check::Repair;
-use zebu::jobs::TargetClusters;
-use zebu::storage::Engine;
-use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions, Preallocation, RefPolicy, Sharing};
 use zebu_disks::words::{ReferenceRule, reference_argument, reference_policy};
+use zebu_engine::check::Repair;
+use zebu_engine::jobs::TargetClusters;
+use zebu_engine::storage::Engine;
+use zebu_engine::{Access, CacheMode, CreateOptions, Format, OpenOptions, Preallocation, RefPolicy, Sharing};
 
 const CACHES: [(&str, CacheMode); 5] = [
     ("none", CacheMode::None),

@@ -9,7 +9,7 @@ use crate::options::queueing;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use zebu::{Completion, Request};
+use zebu_engine::{Completion, Request};
 
 /// A queue, behind a handle.
 #[repr(C)]

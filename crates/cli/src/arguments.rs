@@ -12,12 +12,12 @@ use crate::values::{
 use clap::Args;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Access, CacheMode, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
 use zebu_disks::size::size_argument;
 use zebu_disks::{
     CacheChoice, Context, Disks, ForceShare, ImageOpts, ImageSpec, NetworkOptions, Program, Secrets, Sources,
     with_backing_keys, with_names,
 };
+use zebu_engine::{Access, CacheMode, HeaderCosts, Keys, OpenOptions, Sharing, ZeroPolicy};
 use zebu_remote::http::Redirects;
 
 /// Heading of options about how images are opened, in the help.

@@ -6,9 +6,9 @@ use crate::session::Session;
 use crate::values::{NamedFormat, ReferenceRule, format_argument};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use zebu::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
 use zebu_disks::graph::{is_graph_name, reference_node};
 use zebu_disks::{Context, allowed_references, given_only, is_server_name, local_name, opener};
+use zebu_engine::{Chain, ErrorKind, Format, Image, OpenOptions, Purpose};
 use zebu_remote::http::HttpUrl;
 
 /// A backing file as given by the user.
@@ -149,7 +149,7 @@ pub(crate) fn opened_chain(
     opened.map_err(|error| Failure::opening(session.context(), path, &error))
 }
 
-fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu::Error> {
+fn header(session: &Session, path: &Path, format: Option<Format>) -> Result<Image, zebu_engine::Error> {
     let options = OpenOptions::default()
         .format(format)
         .probe(session.dialect().probe())

@@ -1,6 +1,6 @@
 //! How clusters are compressed, as commands ask for it.
 
-use zebu::{CompressOptions, DeflateWindow};
+use zebu_engine::{CompressOptions, DeflateWindow};
 
 /// Arguments of commands that write compressed clusters.
 #[derive(Debug, Clone, clap::Args)]

@@ -7,9 +7,9 @@ use crate::qemu_names::option_lists::{self, FileOptions};
 use crate::suggestion::meant;
 use crate::values::preallocation_argument;
 use std::fmt::Write as _;
-use zebu::{Compression, CreateOptions, Format, Preallocation};
 use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use zebu_disks::{Program, Secrets, local_name};
+use zebu_engine::{Compression, CreateOptions, Format, Preallocation};
 
 /// One option of `-o`: its name, the kind of its value, its description, and which formats have it.
 struct Described {

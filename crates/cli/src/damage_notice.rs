@@ -3,8 +3,8 @@
 use crate::output::stderr;
 use std::cell::Cell;
 use std::rc::Rc;
-use zebu::{Error, ErrorKind};
 use zebu_disks::Program;
+use zebu_engine::{Error, ErrorKind};
 
 /// The message, which is told once; clones are the same one.
 #[derive(Clone)]

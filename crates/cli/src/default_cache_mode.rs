@@ -5,9 +5,9 @@ use crate::output::stderr;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{drop_pages, reads_best_direct};
-use zebu::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
 use zebu_disks::{ImageSpec, Program};
+use zebu_engine::jobs::{drop_pages, reads_best_direct};
+use zebu_engine::{Access, CacheMode, Image, Keys, OpenOptions, Purpose, Remote, Sharing};
 
 /// Clusters of less than a block of most file systems are better written together, by the page cache.
 const LEAST_CLUSTER: u64 = 4096;

@@ -6,8 +6,8 @@ use crate::output::stdout;
 use crate::session::Session;
 use crate::values::OutputFormat;
 use serde::Serialize;
-use zebu::{ExtentKind, Image};
 use zebu_disks::RemoteTransfers;
+use zebu_engine::{ExtentKind, Image};
 
 /// Figures are bytes of the virtual disks.
 #[derive(Debug, Default, Serialize)]

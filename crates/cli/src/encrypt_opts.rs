@@ -3,9 +3,9 @@
 use crate::output::stderr;
 use std::fmt::Write as _;
 use std::time::Duration;
-use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
-use zebu::{Format, NewEncryption, NewMethod};
 use zebu_disks::{Program, Secrets};
+use zebu_engine::luks::{BlockCipher, CipherSpec, HashName, Mode};
+use zebu_engine::{Format, NewEncryption, NewMethod};
 
 /// Milliseconds that it may take to try a passphrase.
 pub(crate) const LONGEST_ITERATION: u64 = 3_600_000;

@@ -5,9 +5,9 @@ use std::error::Error as _;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
-use zebu::storage::{IoError, IoErrorKind, Op};
-use zebu::{ErrorKind, Remedy};
 use zebu_disks::{Context, DiskError, Program, Reference, errno_text, printable, without_secrets};
+use zebu_engine::storage::{IoError, IoErrorKind, Op};
+use zebu_engine::{ErrorKind, Remedy};
 
 /// The exit code of everything that fails, usage errors included, as in qemu-img.
 pub(crate) const EXIT_FAILURE: u8 = 1;
@@ -81,7 +81,7 @@ impl Failure {
 
     /// An image that can't be opened. The file that failed is named first, even where it is not `image` itself but
     /// one that it refers to.
-    pub(crate) fn opening(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+    pub(crate) fn opening(context: &Context, image: &Path, error: &zebu_engine::Error) -> Self {
         Self::naming(context, "open", image, error, &remedy(error))
     }
 
@@ -89,7 +89,7 @@ impl Failure {
     pub(crate) fn opening_with_remedy(
         context: &Context,
         image: &Path,
-        error: &zebu::Error,
+        error: &zebu_engine::Error,
         remedy: &str,
     ) -> Self {
         Self::naming(context, "open", image, error, remedy)
@@ -106,11 +106,11 @@ impl Failure {
     }
 
     /// An image that can't be made.
-    pub(crate) fn creating(context: &Context, image: &Path, error: &zebu::Error) -> Self {
+    pub(crate) fn creating(context: &Context, image: &Path, error: &zebu_engine::Error) -> Self {
         Self::naming(context, "create", image, error, &remedy(error))
     }
 
-    fn naming(context: &Context, verb: &str, image: &Path, error: &zebu::Error, remedy: &str) -> Self {
+    fn naming(context: &Context, verb: &str, image: &Path, error: &zebu_engine::Error, remedy: &str) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -125,7 +125,7 @@ impl Failure {
     }
 
     /// A step on an open image that failed: `doing` says which, as in "reading".
-    pub(crate) fn during(doing: &str, error: &zebu::Error) -> Self {
+    pub(crate) fn during(doing: &str, error: &zebu_engine::Error) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -135,7 +135,7 @@ impl Failure {
     }
 
     /// The same, where `doing` names `file` already, which has a temporary name until it is complete.
-    pub(crate) fn during_on(context: &Context, doing: &str, file: &Path, error: &zebu::Error) -> Self {
+    pub(crate) fn during_on(context: &Context, doing: &str, file: &Path, error: &zebu_engine::Error) -> Self {
         match error.image() {
             Some(image) if error.kind() != ErrorKind::Cancelled && stands_for(image, file) => {
                 Self::new(format!("{doing}: {}{}", reason(context, error, image), remedy(error)))
@@ -184,8 +184,8 @@ impl Failure {
     }
 }
 
-impl From<zebu::Error> for Failure {
-    fn from(error: zebu::Error) -> Self {
+impl From<zebu_engine::Error> for Failure {
+    fn from(error: zebu_engine::Error) -> Self {
         if error.kind() == ErrorKind::Cancelled {
             return Self::interrupted();
         }
@@ -208,7 +208,7 @@ impl From<DiskError> for Failure {
 
 impl From<IoError> for Failure {
     fn from(error: IoError) -> Self {
-        zebu::Error::from(error).into()
+        zebu_engine::Error::from(error).into()
     }
 }
 
@@ -231,7 +231,7 @@ fn stands_for(found: &Path, file: &Path) -> bool {
 }
 
 /// Why `image`, which the caller has named already, can't be opened or made.
-fn reason(context: &Context, error: &zebu::Error, image: &Path) -> String {
+fn reason(context: &Context, error: &zebu_engine::Error, image: &Path) -> String {
     let below = error.source().and_then(|source| source.downcast_ref::<IoError>());
     if let Some(IoError { op: op @ (Op::Open | Op::Lock), kind, path, detail, .. }) = below
         && path == image
@@ -263,7 +263,7 @@ fn reason(context: &Context, error: &zebu::Error, image: &Path) -> String {
 }
 
 /// The remedy for a user of the command: the library knows no options.
-fn remedy(error: &zebu::Error) -> String {
+fn remedy(error: &zebu_engine::Error) -> String {
     let text = error.message();
     let known = match error.kind() {
         // Whatever the reason was: it does not help to try again.
@@ -386,8 +386,8 @@ mod tests {
 
     #[test]
     fn the_file_is_named_once() {
-        let error =
-            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("a.img"));
+        let error = zebu_engine::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format")
+            .on(Path::new("a.img"));
         let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(failure.message.as_deref(), Some("Could not open 'a.img': Image is not in qcow2 format"));
     }
@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn the_file_that_failed_is_named_if_it_is_another() {
         let error =
-            zebu::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
+            zebu_engine::Error::new(ErrorKind::Corrupt, "Image is not in qcow2 format").on(Path::new("base"));
         let failure = Failure::opening(&Context::default(), Path::new("a.img"), &error);
         assert_eq!(
             failure.message.as_deref(),
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn cancelled_work_exits_like_an_interrupted_one() {
-        let error = zebu::Error::new(ErrorKind::Cancelled, "stopped");
+        let error = zebu_engine::Error::new(ErrorKind::Cancelled, "stopped");
         assert_eq!(Failure::from(error).exit, EXIT_INTERRUPTED);
     }
 }

@@ -1,10 +1,10 @@
 //! `-o` of images of other programs: their own options, by QEMU's names.
 
 use std::fmt::Write as _;
-use zebu::{
+use zebu_disks::keyval::{parse_size_value, parse_switch};
+use zebu_engine::{
     Allocation, ForeignFormat, NewForeign, NewVdi, NewVhdx, NewVmdk, NewVpc, VmdkAdapter, VmdkKind, VpcSize,
 };
-use zebu_disks::keyval::{parse_size_value, parse_switch};
 
 /// One option: its name, the kind of its value, and its description.
 type Described = (&'static str, &'static str, &'static str);

@@ -3,8 +3,8 @@
 use crate::io::words;
 use crate::serve::control_request::Request;
 use std::path::Path;
-use zebu::OpenOptions;
 use zebu_disks::{Context, ImageOpts, ImageSpec};
+use zebu_engine::OpenOptions;
 
 pub use crate::io::numbers::{MAX_REQUEST, lengths, offset, pattern};
 pub use crate::io::words::split_words;

@@ -1,11 +1,11 @@
 //! Why an image can't be opened, and which option of the command line is a remedy.
 
 use crate::failure::Failure;
-use zebu::{Access, ErrorKind, Remedy};
 use zebu_disks::{Context, ForceShare, ImageSpec, Program};
+use zebu_engine::{Access, ErrorKind, Remedy};
 
 /// The option of a command that gives the key of a backing file, where one is missing or wrong.
-pub(crate) fn backing_key_remedy(dialect: Program, error: &zebu::Error) -> Option<&'static str> {
+pub(crate) fn backing_key_remedy(dialect: Program, error: &zebu_engine::Error) -> Option<&'static str> {
     let is_one =
         matches!(error.kind(), ErrorKind::KeyMissing | ErrorKind::WrongKey) && error.remedy().is_none();
     (is_one && !dialect.is_qemu()).then_some(
@@ -14,7 +14,7 @@ pub(crate) fn backing_key_remedy(dialect: Program, error: &zebu::Error) -> Optio
 }
 
 /// The key is missing of an image of the chain.
-fn key_missing(spec: &ImageSpec, context: &Context, error: &zebu::Error) -> Failure {
+fn key_missing(spec: &ImageSpec, context: &Context, error: &zebu_engine::Error) -> Failure {
     if context.dialect.is_qemu() {
         return Failure::opening(context, &spec.path, error);
     }
@@ -27,7 +27,7 @@ fn key_missing(spec: &ImageSpec, context: &Context, error: &zebu::Error) -> Fail
 }
 
 /// Why the image can't be opened, and which option of this command line is a remedy.
-pub(crate) fn image_failure(spec: &ImageSpec, context: &Context, error: &zebu::Error) -> Failure {
+pub(crate) fn image_failure(spec: &ImageSpec, context: &Context, error: &zebu_engine::Error) -> Failure {
     let is_named = error.image() == Some(&spec.path);
     let remedy = match error.kind() {
         ErrorKind::ForeignFormat

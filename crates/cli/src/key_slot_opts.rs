@@ -2,8 +2,8 @@
 
 use crate::encrypt_opts::LONGEST_ITERATION;
 use std::time::Duration;
-use zebu::{KeySlotChange, NewKey, SlotChoice};
 use zebu_disks::Secrets;
+use zebu_engine::{KeySlotChange, NewKey, SlotChoice};
 
 /// Names, without the prefix that qcow2 has.
 pub(crate) const NAMES: [&str; 5] = ["state", "new-secret", "old-secret", "keyslot", "iter-time"];

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use zebu::storage::{LockWait, Patience};
 use zebu_disks::Program;
+use zebu_engine::storage::{LockWait, Patience};
 
 /// A disk that works needs less; who waits longer is told.
 const SILENT: Duration = Duration::from_secs(1);

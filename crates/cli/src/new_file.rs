@@ -8,9 +8,9 @@ use crate::values::NamedFormat;
 use std::ffi::OsStr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use zebu::storage::{File, OpenFlags};
-use zebu::{Format, probe};
 use zebu_disks::{Program, printable, without_secrets};
+use zebu_engine::storage::{File, OpenFlags};
+use zebu_engine::{Format, probe};
 
 /// Ends of names, and the formats that they stand for.
 const SUFFIXES: [(&str, &str); 7] = [

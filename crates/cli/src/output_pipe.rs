@@ -12,8 +12,10 @@ use std::io::{IoSlice, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use zebu::jobs::Cancel;
-use zebu::storage::{Access, Completer, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_engine::jobs::Cancel;
+use zebu_engine::storage::{
+    Access, Completer, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp,
+};
 use zebu_storage::sync::{Condvar, Mutex};
 
 /// Name in messages.

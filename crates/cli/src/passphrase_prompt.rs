@@ -8,8 +8,8 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tc
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
-use zebu::{Error, ErrorKind, Keys, Passphrase, Result};
 use zebu_disks::{Program, printable};
+use zebu_engine::{Error, ErrorKind, Keys, Passphrase, Result};
 use zeroize::Zeroizing;
 
 /// The keys, and a question at the terminal for those that are missing, if somebody sits there. QEMU's programs ask nothing.

@@ -13,11 +13,11 @@ use std::os::unix::fs::FileExt;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
-use zebu::jobs::Cancel;
-use zebu::storage::{Worker, WorkerConfig, WorkerKind};
-use zebu::{Access, Chain, DamageMark, ErrorKind, Format, Image, OpenOptions, Purpose, Sharing};
 use zebu_disks::graph::{Filtered, filtered};
 use zebu_disks::{Context, ImageSpec, Program, printable};
+use zebu_engine::jobs::Cancel;
+use zebu_engine::storage::{Worker, WorkerConfig, WorkerKind};
+use zebu_engine::{Access, Chain, DamageMark, ErrorKind, Format, Image, OpenOptions, Purpose, Sharing};
 use zebu_qcow2::Autoclear;
 
 /// Bytes of a cache that is enough for any image's tables.
@@ -163,7 +163,7 @@ impl Session {
     }
 
     /// The snapshot that was probably meant, where there is none of the name.
-    fn snapshot_meant(&self, spec: &ImageSpec, error: &zebu::Error) -> String {
+    fn snapshot_meant(&self, spec: &ImageSpec, error: &zebu_engine::Error) -> String {
         let Some(name) = spec.options.snapshot.as_deref().filter(|_| !self.context.dialect.is_qemu()) else {
             return String::new();
         };

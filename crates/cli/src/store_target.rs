@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use std::ffi::OsStr;
 use std::sync::Arc;
-use zebu::storage::{Access, File, OpenFlags};
 use zebu_disks::Uploads;
+use zebu_engine::storage::{Access, File, OpenFlags};
 use zebu_store::{Existing, StoreName, Upload, UploadOptions};
 
 /// The most bytes of a command's buffers that are for reading. The rest is for parts of the object.

@@ -7,9 +7,9 @@ use crate::values::format_argument;
 use rustix::fs::{Mode, OFlags, open, unlink};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use zebu::storage::{Worker, WorkerConfig};
-use zebu::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
 use zebu_disks::{Context, local_path};
+use zebu_engine::storage::{Worker, WorkerConfig};
+use zebu_engine::{CreateOptions, Format, Image, OpenOptions, RefPolicy};
 
 /// An overlay without a name: its space is given back when nobody has it open any more, however the program ends.
 pub(crate) struct TemporaryOverlay {

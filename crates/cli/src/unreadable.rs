@@ -2,8 +2,8 @@
 
 use crate::output::stderr;
 use serde::Serialize;
-use zebu::jobs::SkippedRange;
 use zebu_disks::{Program, errno_text};
+use zebu_engine::jobs::SkippedRange;
 
 /// A range in a JSON report, in bytes of the virtual disk.
 #[derive(Serialize)]

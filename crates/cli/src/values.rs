@@ -4,8 +4,6 @@ use clap::builder::{PossibleValue, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
-use zebu::jobs::Speed;
-use zebu::{CacheMode, Format, Preallocation};
 use zebu_disks::Program;
 use zebu_disks::size::size_argument;
 use zebu_disks::words::no_creation;
@@ -13,6 +11,8 @@ pub(crate) use zebu_disks::words::{
     Aio, Discard, FORMATS, NamedFormat, ReferenceRule, aio_argument, discard_argument, format_argument,
     reference_argument, slice_size_argument, zero_policy_argument,
 };
+use zebu_engine::jobs::Speed;
+use zebu_engine::{CacheMode, Format, Preallocation};
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use zebu::jobs::{Cancel, JobControl, Phase, remove_unfinished_files};
+use zebu_engine::jobs::{Cancel, JobControl, Phase, remove_unfinished_files};
 use zebu_storage::sync::Mutex;
 
 /// How often progress is shown.

@@ -6,7 +6,7 @@ use crate::program::Program;
 use crate::remote_opts::RemoteOpts;
 use crate::words::format_argument;
 use std::path::PathBuf;
-use zebu::{Format, OpenOptions};
+use zebu_engine::{Format, OpenOptions};
 
 /// Steps down a chain that options can describe.
 const MAX_DEPTH: usize = 32;

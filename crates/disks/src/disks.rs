@@ -11,8 +11,8 @@ use crate::tls_objects::TlsObjects;
 use crate::uploads::Uploads;
 use crate::verified_disks::VerifiedDisks;
 use std::sync::Arc;
-use zebu::storage::{Engine, IoError, Storage};
 use zebu_drivers::{Blkdebug, BlkdebugConfig, ImageDisk};
+use zebu_engine::storage::{Engine, IoError, Storage};
 
 /// The disks that a program names and opens.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use zebu::Passphrase;
+use zebu_engine::Passphrase;
 use zebu_storage::sync::Mutex;
 use zeroize::Zeroizing;
 

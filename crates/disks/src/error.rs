@@ -3,7 +3,7 @@
 use crate::secrets_in_names::without_secrets;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use zebu::storage::IoError;
+use zebu_engine::storage::IoError;
 
 /// Why a disk can't be opened as it is described.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub enum DiskError {
     /// The caller has cancelled it.
     Cancelled,
     /// The engine refuses it.
-    Engine(zebu::Error),
+    Engine(zebu_engine::Error),
 }
 
 impl DiskError {
@@ -50,8 +50,8 @@ impl std::error::Error for DiskError {
     }
 }
 
-impl From<zebu::Error> for DiskError {
-    fn from(error: zebu::Error) -> Self {
+impl From<zebu_engine::Error> for DiskError {
+    fn from(error: zebu_engine::Error) -> Self {
         Self::Engine(error)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
-use zebu::Access;
+use zebu_engine::Access;
 
 /// A driver of a host's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

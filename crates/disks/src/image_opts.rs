@@ -17,7 +17,7 @@ use crate::words::{
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroMode, ZeroPolicy};
+use zebu_engine::{Access, CacheMode, ExtentIndex, Format, Sharing, ZeroMode, ZeroPolicy};
 
 /// The pairs of one image, understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -507,7 +507,7 @@ fn cache_mode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zebu::OpenOptions;
+    use zebu_engine::OpenOptions;
 
     fn parse(text: &str) -> Result<ImageOpts, String> {
         ImageOpts::parse(&Context::default(), text)

@@ -4,7 +4,7 @@ use crate::graph::{Description, Filter};
 use crate::secrets::Secrets;
 use crate::words::{Aio, Discard};
 use std::path::PathBuf;
-use zebu::{OpenOptions, ZeroMode};
+use zebu_engine::{OpenOptions, ZeroMode};
 
 /// How a command opens one image, once everything on the command line has been looked at.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@
 use crate::json_name::parse_json_name;
 use crate::secrets::Secrets;
 use std::path::Path;
-use zebu::{Error, ErrorKind, Keys};
+use zebu_engine::{Error, ErrorKind, Keys};
 
 /// The keys that options name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

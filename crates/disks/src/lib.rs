@@ -13,8 +13,8 @@
 //! unpacked files.
 //!
 //! ```no_run
-//! use zebu::OpenOptions;
-//! use zebu::storage::{Worker, WorkerConfig};
+//! use zebu_engine::OpenOptions;
+//! use zebu_engine::storage::{Worker, WorkerConfig};
 //! use zebu_disks::Context;
 //!
 //! let (context, worker) = (Context::default(), Worker::new(&WorkerConfig::default())?);

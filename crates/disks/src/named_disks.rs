@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use zebu::storage::Storage;
+use zebu_engine::storage::Storage;
 use zebu_remote::http::ServersWithoutRanges;
 use zebu_remote::nbd::Endpoint;
 use zebu_storage::sync::Mutex;

@@ -13,9 +13,9 @@ use crate::watch::Watch;
 use crate::words::ReferenceRule;
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::jobs::Cancel;
-use zebu::storage::Worker;
-use zebu::{Format, Image, OpenOptions};
+use zebu_engine::jobs::Cancel;
+use zebu_engine::storage::Worker;
+use zebu_engine::{Format, Image, OpenOptions};
 use zebu_store::points::PointName;
 
 impl Context {

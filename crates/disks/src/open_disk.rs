@@ -1,8 +1,8 @@
 //! A disk over the network that is open, whatever serves it.
 
 use std::sync::Arc;
-use zebu::storage::{Access, Storage};
 use zebu_drivers::{FileDisk, ImageDisk, Verified};
+use zebu_engine::storage::{Access, Storage};
 use zebu_oci::{FramesDisk, HashedDisk, OciName};
 use zebu_rbd::RbdDisk;
 use zebu_remote::http::HttpDisk;

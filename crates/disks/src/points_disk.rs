@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zebu::jobs::{Cancel, ManifestIndex};
-use zebu::storage::{
+use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
+use zebu_engine::jobs::{Cancel, ManifestIndex};
+use zebu_engine::storage::{
     Access, Engine, File, IoError, IoErrorKind, Op, OpenFlags, Storage, Worker, WorkerConfig,
 };
-use zebu::{Format, Image, OpenOptions, OpenRemote, RefPolicy, Remote, RemoteRefs};
-use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
+use zebu_engine::{Format, Image, OpenOptions, OpenRemote, RefPolicy, Remote, RemoteRefs};
 use zebu_remote::http::HttpOptions;
 use zebu_store::StoreName;
 use zebu_store::points::{Layer, Layered, PointName, PointStore, PointsError, PointsErrorKind};

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::Probe;
+use zebu_engine::Probe;
 
 /// A program whose command line the one binary reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

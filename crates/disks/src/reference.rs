@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zebu::storage::Storage;
+use zebu_engine::storage::Storage;
 
 /// A disk, as its name describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::error::DiskError;
 use crate::program::Program;
 use crate::words::{ReferenceRule, reference_argument, reference_policy};
 use std::path::Path;
-use zebu::{RefPolicy, RemoteRefs};
+use zebu_engine::{RefPolicy, RemoteRefs};
 
 /// Variable with rules, separated by commas.
 const VARIABLE: &str = "ZEBU_ALLOW_REFS";

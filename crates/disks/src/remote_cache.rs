@@ -4,7 +4,7 @@ use crate::notices::{Notice, Notices};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zebu::storage::Storage;
+use zebu_engine::storage::Storage;
 use zebu_remote::RemoteError;
 use zebu_remote::http::HttpDisk;
 use zebu_remote::range_cache::{CacheStats, CachedDisk, RangeCache, RangeCacheOptions};

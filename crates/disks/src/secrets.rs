@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cbc::cipher::{BlockModeDecrypt, KeyIvInit, block_padding::Pkcs7};
 use std::collections::HashMap;
-use zebu::Passphrase;
+use zebu_engine::Passphrase;
 use zebu_storage::on_wiped_stack;
 use zeroize::Zeroizing;
 

@@ -5,9 +5,9 @@ use crate::points_disk::Layers;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use zebu::storage::{Access, Engine, IoError, IoErrorKind, Op, Storage, Worker, WorkerConfig};
-use zebu::{Format, Image, OpenOptions, RefPolicy, Remote, RemoteRefs};
 use zebu_drivers::ImageDisk;
+use zebu_engine::storage::{Access, Engine, IoError, IoErrorKind, Op, Storage, Worker, WorkerConfig};
+use zebu_engine::{Format, Image, OpenOptions, RefPolicy, Remote, RemoteRefs};
 use zebu_oci::{Digest, LayerFormat, OciName};
 
 /// A blob of a stack, as a disk.

@@ -1,6 +1,6 @@
 //! How far long work is, and the switch that ends it.
 
-use zebu::jobs::Cancel;
+use zebu_engine::jobs::Cancel;
 
 /// Hears how far work is, as a phase, what is done and of how much; and says when it is to end.
 pub struct Watch<'a> {

@@ -4,7 +4,7 @@ use crate::program::Program;
 use crate::size::size_argument;
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use zebu::{Format, RefPolicy, ZeroPolicy};
+use zebu_engine::{Format, RefPolicy, ZeroPolicy};
 use zebu_remote::nbd::NbdAddress;
 
 /// The engine of the I/O, as the user asks for it.
@@ -18,10 +18,10 @@ pub enum Aio {
 
 impl Aio {
     /// As the worker's word.
-    pub fn engine(self) -> zebu::storage::Engine {
+    pub fn engine(self) -> zebu_engine::storage::Engine {
         match self {
-            Aio::IoUring => zebu::storage::Engine::Auto,
-            Aio::Threads => zebu::storage::Engine::Threads,
+            Aio::IoUring => zebu_engine::storage::Engine::Auto,
+            Aio::Threads => zebu_engine::storage::Engine::Threads,
         }
     }
 }

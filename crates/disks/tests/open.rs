@@ -6,9 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{ErrorKind, OpenOptions};
 use zebu_disks::{Context, DiskError, Disks, Notice, Notices};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{ErrorKind, OpenOptions};
 
 /// Bytes of the disk.
 const LEN: usize = 256 << 10;

@@ -3,7 +3,7 @@
 use crate::call::{answer, take_bufs};
 use crate::image_disk::ImageDisk;
 use std::sync::Arc;
-use zebu::{Durability, Format};
+use zebu_engine::{Durability, Format};
 use zebu_storage::{Alignment, Completer, FileId, Storage, StorageAbilities, StorageDone, StorageOp};
 
 /// An image that compresses whatever is written: requests become whole clusters.

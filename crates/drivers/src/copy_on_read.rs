@@ -2,7 +2,7 @@
 
 use crate::call::{answer, call, take_bufs};
 use std::sync::Arc;
-use zebu::{ExtentKind, Image};
+use zebu_engine::{ExtentKind, Image};
 use zebu_storage::sync::Mutex;
 use zebu_storage::{
     Alignment, Background, Completer, Engine, FileId, IoBuf, IoBufs, IoError, Storage, StorageAbilities,

@@ -3,13 +3,13 @@
 use crate::call::{answer, take_bufs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use zebu::{Access, Durability, Image, Preallocation, Shrink, ZeroMode};
+use zebu_engine::{Access, Durability, Image, Preallocation, Shrink, ZeroMode};
 use zebu_storage::{
     Background, Completer, Engine, FileId, IoError, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
 };
 
 /// Hears of an image that could not be closed.
-type Hear = dyn Fn(&zebu::Error) + Send + Sync;
+type Hear = dyn Fn(&zebu_engine::Error) + Send + Sync;
 
 /// An open image, on a worker of its own.
 pub struct ImageDisk {
@@ -34,7 +34,7 @@ impl ImageDisk {
     }
 
     /// The same, which closes its image when it is dropped, and tells `hear` if that fails.
-    pub fn closing(mut self, hear: impl Fn(&zebu::Error) + Send + Sync + 'static) -> Self {
+    pub fn closing(mut self, hear: impl Fn(&zebu_engine::Error) + Send + Sync + 'static) -> Self {
         self.hear = Some(Box::new(hear));
         self
     }
@@ -43,7 +43,7 @@ impl ImageDisk {
     ///
     /// # Errors
     /// What closing it failed at; the file is as after a crash then.
-    pub fn close(&self) -> zebu::Result<()> {
+    pub fn close(&self) -> zebu_engine::Result<()> {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use zebu::jobs::ManifestIndex;
+use zebu_engine::jobs::ManifestIndex;
 use zebu_storage::sync::Mutex;
 use zebu_storage::{Completer, FileId, IoBufs, Storage, StorageAbilities, StorageDone, StorageOp, Worker};
 
@@ -327,8 +327,8 @@ mod tests {
     use crate::call::call;
     use std::fs::File;
     use std::os::unix::fs::FileExt;
-    use zebu::jobs::{BackupOptions, Cancel, backup};
-    use zebu::{Access, Format, Image, OpenOptions};
+    use zebu_engine::jobs::{BackupOptions, Cancel, backup};
+    use zebu_engine::{Access, Format, Image, OpenOptions};
     use zebu_storage::{Engine, IoBuf, WorkerConfig};
 
     const CLUSTER: u64 = 64 << 10;

@@ -23,6 +23,7 @@ use zebu_storage::{Background, Engine, ForkMark, Worker, WorkerConfig};
 /// once; clones are the same disk.
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use zebu::{Access, CreateOptions, Disk, OpenOptions};
 ///
 /// # let dir = tempfile::tempdir().unwrap();
@@ -79,6 +80,7 @@ type OnDropError = Arc<dyn Fn(&Error) + Send + Sync>;
 /// How a [`Disk`] is opened.
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use zebu::{CreateOptions, Disk, OpenOptions};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");

@@ -11,6 +11,7 @@
 //! Options are filled in by setters, or field by field, from their default: more of them may come in any version.
 //!
 //! ```
+//! # use zebu_engine as zebu;
 //! use std::future::Future;
 //! use std::pin::pin;
 //! use std::task::{Context, Poll, Waker};
@@ -125,6 +126,7 @@ pub use zebu_qcow2::BackupId;
 /// the functions of [`jobs`] that open images themselves.
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use zebu::{CreateOptions, Image};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("disk.qcow2");

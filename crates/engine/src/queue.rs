@@ -96,6 +96,7 @@ pub struct Completion {
 /// last example here with poll(2). With tokio, the queue is in an `AsyncFd` on its thread:
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use tokio::io::Interest;
 /// use tokio::io::unix::AsyncFd;
 /// use zebu::storage::IoBuf;
@@ -126,6 +127,7 @@ pub struct Completion {
 /// A queue belongs to one thread. One that is made on another thread than uses it comes from a [`QueueBuilder`].
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use std::os::fd::AsFd;
 /// use zebu::storage::{IoBuf, Worker, WorkerConfig};
 /// use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};

@@ -1,7 +1,7 @@
 //! Dirty bitmaps of damaged images: errors, no panic, no endless loop, and what a guest reads stays what it was.
 
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, BitmapRecording, CreateOptions, Durability, ErrorKind, Format, Image, NewBitmap, OpenOptions,
     OpenedFile, Preallocation, Shrink,
 };
@@ -14,13 +14,13 @@ fn options(access: Access) -> OpenOptions {
     OpenOptions::default().format(Some(Format::Qcow2)).access(access)
 }
 
-async fn open(world: &SimWorld, worker: &Worker, access: Access) -> zebu::Result<Image> {
+async fn open(world: &SimWorld, worker: &Worker, access: Access) -> zebu_engine::Result<Image> {
     let file = world.open(NAME, SimFileConfig::default()).unwrap();
     let chain = vec![OpenedFile::new(file, Format::Qcow2)];
     Image::open_files(worker, chain, &options(access)).await
 }
 
-async fn write(image: &Image, worker: &Worker, offset: u64, len: usize) -> zebu::Result<()> {
+async fn write(image: &Image, worker: &Worker, offset: u64, len: usize) -> zebu_engine::Result<()> {
     image.write(worker, offset, IoBuf::copy_of(&vec![7; len]).into(), Durability::Volatile).await.0
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::process::Command;
-use zebu::check::{CheckOptions, CheckReport, check};
-use zebu::storage::{Worker, WorkerConfig};
+use zebu_engine::check::{CheckOptions, CheckReport, check};
+use zebu_engine::storage::{Worker, WorkerConfig};
 
 const MIB: u64 = 1 << 20;
 

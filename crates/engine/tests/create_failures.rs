@@ -1,8 +1,8 @@
 //! Creating an image that fails leaves no file behind, and keeps what was there before.
 
 use std::path::Path;
-use zebu::storage::{Worker, WorkerConfig};
-use zebu::{CreateOptions, Format, Image, Result};
+use zebu_engine::storage::{Worker, WorkerConfig};
+use zebu_engine::{CreateOptions, Format, Image, Result};
 
 fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     let worker = Worker::new(&WorkerConfig::default()).unwrap();

@@ -1,7 +1,7 @@
 //! Where requests put things in the file.
 
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CreateOptions, Durability, Format, Image, OpenOptions};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Access, CreateOptions, Durability, Format, Image, OpenOptions};
 
 const SIZE: u64 = 24 << 20;
 

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use zebu::jobs::{ForkDisk, fork};
-use zebu::storage::{Create, IoBuf, LockMode, OpenFlags, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::jobs::{ForkDisk, fork};
+use zebu_engine::storage::{Create, IoBuf, LockMode, OpenFlags, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CreateOptions, Durability, ErrorKind, ExtentIndex, Format, Image, OpenOptions, Preallocation,
     ZeroMode,
 };
@@ -355,7 +355,7 @@ const CHANGES: [&str; 6] =
     ["a part", "the whole", "the whole, compressed", "zeroes", "unmapping zeroes", "a discard"];
 
 /// A change that a guest can make to a cluster.
-async fn change(worker: &Worker, image: &Image, guest: u64, change: &str) -> zebu::Result<()> {
+async fn change(worker: &Worker, image: &Image, guest: u64, change: &str) -> zebu_engine::Result<()> {
     let bytes = |len: u64| IoBuf::copy_of(&vec![7; len as usize]).into();
     match change {
         "a part" => image.write(worker, guest + 4096, bytes(512), Durability::Volatile).await.0,
@@ -517,7 +517,7 @@ fn a_fork_leaves_the_index_to_the_overlay() {
     assert!(image.stats().index_bytes > 0, "{:?}", image.stats());
     let path = disk.path.with_file_name("overlay.qcow2");
     let flags = OpenFlags::default().access(Access::ReadWrite).create(Create::New).lock(LockMode::Write);
-    let overlay = zebu::storage::File::open(&path, &flags).unwrap();
+    let overlay = zebu_engine::storage::File::open(&path, &flags).unwrap();
     let forked = fork(&disk.worker, vec![ForkDisk::new(&image, overlay, &path, &options)]);
     disk.worker.block_on(forked).unwrap();
     assert_eq!(image.current().stats().index_bytes, 0, "of the image that nobody looks up any more");

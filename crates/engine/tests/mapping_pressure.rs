@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use zebu::storage::{IoBuf, IoBufs, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::storage::{IoBuf, IoBufs, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CreateOptions, Durability, ExtentIndex, Format, Image, OpenOptions, Preallocation, Shrink,
     ZeroMode,
 };

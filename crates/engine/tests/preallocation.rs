@@ -2,9 +2,11 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use zebu::jobs::{Cancel, JobControl, Phase, Progress};
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Preallocation, Shrink};
+use zebu_engine::jobs::{Cancel, JobControl, Phase, Progress};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{
+    Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Preallocation, Shrink,
+};
 
 const SIZE: u64 = 24 << 20;
 
@@ -69,7 +71,7 @@ fn what_is_being_made_is_removed_when_stopped() {
     }
 }
 
-async fn grow(worker: &Worker, path: &Path, format: Format, control: &JobControl) -> zebu::Result<()> {
+async fn grow(worker: &Worker, path: &Path, format: Format, control: &JobControl) -> zebu_engine::Result<()> {
     let open = OpenOptions::default().format(Some(format)).access(Access::ReadWrite);
     let image = Image::open(worker, path, &open).await.unwrap();
     let data = IoBuf::copy_of(&[7; 4096]).into();

@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use zebu::luks::{BlockCipher, CipherSpec, HashName, Mode};
-use zebu::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::luks::{BlockCipher, CipherSpec, HashName, Mode};
+use zebu_engine::storage::{Engine, IoBuf, IoBufs, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CacheMode, CodecPool, CompressOptions, CreateOptions, Durability, ExtentIndex, Format, Image,
     Keys, NewEncryption, OpenOptions, Passphrase, Preallocation, Shrink, ZeroMode,
 };

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use zebu::Image;
+use zebu_engine::Image;
 
 /// The fate of a device that is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

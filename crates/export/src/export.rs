@@ -6,8 +6,8 @@ use crate::stop::Stop;
 use crate::throttle::{ExportThrottle, LimitGroup, Limits, ThrottleStats};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use zebu::storage::{IoBufs, Worker};
-use zebu::{Access, DirtyBits, Durability, Format, Image, ZeroMode};
+use zebu_engine::storage::{IoBufs, Worker};
+use zebu_engine::{Access, DirtyBits, Durability, Format, Image, ZeroMode};
 use zebu_storage::sync::Mutex;
 
 /// A server that tells clients of a new size.
@@ -151,7 +151,7 @@ impl Export {
         worker: &Worker,
         offset: u64,
         bufs: IoBufs,
-    ) -> (zebu::Result<()>, IoBufs) {
+    ) -> (zebu_engine::Result<()>, IoBufs) {
         let image = self.image();
         // A copy that fails (for want of space) is no failure of the read: what is wrong with its range, the read finds.
         if self.copy_on_read
@@ -229,7 +229,7 @@ impl Export {
     }
 
     /// The bits of one of the bitmaps, by its place among them.
-    pub(crate) async fn bits_of(&self, worker: &Worker, index: u32) -> zebu::Result<DirtyBits> {
+    pub(crate) async fn bits_of(&self, worker: &Worker, index: u32) -> zebu_engine::Result<DirtyBits> {
         let name = self.bitmaps.get(index as usize).map_or("", String::as_str);
         if let Some((_, bits)) = self.given_bits.iter().find(|(given, _)| given == name) {
             return Ok(bits.clone());
@@ -292,7 +292,7 @@ impl Export {
     ///
     /// # Errors
     /// Errors of the image's flush.
-    pub async fn flush(&self, worker: &Worker) -> zebu::Result<()> {
+    pub async fn flush(&self, worker: &Worker) -> zebu_engine::Result<()> {
         let mark = self.metrics.mark();
         self.image().flush(worker).await?;
         self.metrics.is_durable(mark);
@@ -306,7 +306,7 @@ impl Export {
     }
 
     /// Ends a change that has succeeded.
-    pub(crate) async fn settle(&self, worker: &Worker, durability: Durability) -> zebu::Result<()> {
+    pub(crate) async fn settle(&self, worker: &Worker, durability: Durability) -> zebu_engine::Result<()> {
         match durability {
             Durability::Durable => self.flush(worker).await,
             Durability::Volatile if self.keeps_answers.load(Relaxed) => self.image.write_back(worker).await,

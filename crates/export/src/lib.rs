@@ -13,8 +13,8 @@
 //!
 //! ```
 //! use std::os::unix::net::UnixListener;
-//! use zebu::storage::{Worker, WorkerConfig};
-//! use zebu::{Access, CreateOptions, Image, OpenOptions};
+//! use zebu_engine::storage::{Worker, WorkerConfig};
+//! use zebu_engine::{Access, CreateOptions, Image, OpenOptions};
 //! use zebu_export::nbd::{Listener, NbdConfig, NbdServer};
 //! use zebu_export::{Export, Exports, PoolConfig, WorkerPool};
 //!

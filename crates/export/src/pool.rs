@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
-use zebu::storage::{Worker, WorkerConfig};
+use zebu_engine::storage::{Worker, WorkerConfig};
 use zebu_storage::sync::Mutex;
 
 /// How a pool is made.

@@ -134,7 +134,7 @@ impl Text {
     }
 
     fn image(&mut self, exports: &Exports) {
-        type Value = fn(&zebu::ImageStats) -> u64;
+        type Value = fn(&zebu_engine::ImageStats) -> u64;
         let counters: [(&str, &str, &str, Value); 13] = [
             ("zebu_cache_hits_total", "counter", "Lookups of a mapping slice in memory.", |s| s.cache_hits),
             ("zebu_cache_misses_total", "counter", "Lookups of one that was not.", |s| s.cache_misses),
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::Export;
     use std::time::Duration;
-    use zebu::{Access, CreateOptions, Disk, OpenOptions};
+    use zebu_engine::{Access, CreateOptions, Disk, OpenOptions};
 
     #[test]
     fn histograms_are_cumulative_and_labels_are_escaped() {

@@ -142,7 +142,10 @@ impl HashedDisk {
                 }
             }
             if whole.front() <= first.start && whole.wrong().is_none() {
-                return Err(Some(format!("the blob's digest is not known: reading it at {} leads nowhere", first.start)));
+                return Err(Some(format!(
+                    "the blob's digest is not known: reading it at {} leads nowhere",
+                    first.start
+                )));
             }
         }
         whole.wrong().map_or(Ok(()), |wrong| Err(Some(wrong)))

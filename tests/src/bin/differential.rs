@@ -4,8 +4,8 @@
 use clap::{Parser, ValueEnum};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use zebu::CacheMode;
-use zebu::storage::Engine;
+use zebu_engine::CacheMode;
+use zebu_engine::storage::Engine;
 use zebu_tests::images::Shape;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::run::Case;

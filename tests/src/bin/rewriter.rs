@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CacheMode, CompressOptions, Durability, Format, Image, OpenOptions};
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Access, CacheMode, CompressOptions, Durability, Format, Image, OpenOptions};
 use zebu_tests::random::Random;
 use zebu_tests::rewriting::{Kind, Line, content, kind};
 

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
-use zebu::storage::IoBuf;
+use zebu_engine::storage::IoBuf;
 
 /// Whether files are read through the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use crate::qemu::Qemu;
 use crate::random::Random;
 use std::path::Path;
 use std::time::Duration;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, CacheMode, CreateOptions, Disk, Durability, Error, Format, Image, Keys, NewEncryption,
     OpenOptions, Passphrase, RefPolicy, Result,
 };

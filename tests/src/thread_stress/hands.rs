@@ -6,8 +6,8 @@ use std::future::Future;
 use std::io::{IoSlice, IoSliceMut};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use zebu::storage::{IoBufs, Worker};
-use zebu::{Disk, Durability, Image, Result, ZeroMode};
+use zebu_engine::storage::{IoBufs, Worker};
+use zebu_engine::{Disk, Durability, Image, Result, ZeroMode};
 
 /// Requests of a thread: futures on a worker of its own, or calls that wait, which do small requests on the thread itself.
 #[derive(Clone)]

@@ -11,8 +11,8 @@ use crate::random::Random;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use zebu::storage::{Engine, IoBuf, Worker};
-use zebu::{Access, Error, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
+use zebu_engine::storage::{Engine, IoBuf, Worker};
+use zebu_engine::{Access, Error, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 
 /// State of the operator over the rounds of a case.
 pub struct Operator {
@@ -121,7 +121,7 @@ impl Operator {
     async fn read_snapshot(&self, worker: &Worker, name: &str) -> Result<Vec<Seen>, Error> {
         let options = disk::options(&self.case)
             .access(Access::ReadOnly)
-            .sharing(zebu::Sharing::Unlocked)
+            .sharing(zebu_engine::Sharing::Unlocked)
             .snapshot(Some(name.to_owned()));
         let image = Image::open(worker, &self.dir.join(disk::IMAGE), &options).await?;
         let size = image.virtual_size();

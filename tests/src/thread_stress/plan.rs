@@ -3,8 +3,8 @@
 use super::sector::SECTOR;
 use crate::random::Random;
 use std::fmt;
-use zebu::storage::Engine;
-use zebu::{CacheMode, Preallocation};
+use zebu_engine::storage::Engine;
+use zebu_engine::{CacheMode, Preallocation};
 
 /// The base of an overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use zebu::storage::{Engine, IoBuf, IoBufs, Worker};
-use zebu::{Durability, Error, ErrorKind, Image, ZeroMode};
+use zebu_engine::storage::{Engine, IoBuf, IoBufs, Worker};
+use zebu_engine::{Durability, Error, ErrorKind, Image, ZeroMode};
 
 /// Writers of a round; each round has numbers of its own.
 const WRITERS: u64 = 8;

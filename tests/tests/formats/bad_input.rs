@@ -450,11 +450,12 @@ fn an_image_that_qemu_reads_is_read_but_not_written() {
 fn qemu_refuses_an_image_that_zebu_writes() {
     let Some(qemu) = Qemu::find() else { return };
     let scratch = image(&qemu, "");
-    let worker = zebu_tests::driver::worker(zebu::storage::Engine::Auto);
-    let options =
-        zebu::OpenOptions::default().format(Some(zebu::Format::Qcow2)).access(zebu::Access::ReadWrite);
+    let worker = zebu_tests::driver::worker(zebu_engine::storage::Engine::Auto);
+    let options = zebu_engine::OpenOptions::default()
+        .format(Some(zebu_engine::Format::Qcow2))
+        .access(zebu_engine::Access::ReadWrite);
     let image = worker
-        .block_on(zebu::Image::open(&worker, &scratch.file(IMAGE), &options))
+        .block_on(zebu_engine::Image::open(&worker, &scratch.file(IMAGE), &options))
         .unwrap_or_else(|e| panic!("{e}"));
     for words in [vec!["info", IMAGE], vec!["check", IMAGE], vec!["resize", IMAGE, "16M"]] {
         let out = qemu.img(scratch.path(), words);

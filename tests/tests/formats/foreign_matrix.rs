@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::time::Duration;
-use zebu::storage::Engine;
-use zebu::{Access, CacheMode, Format, Image, OpenOptions};
+use zebu_engine::storage::Engine;
+use zebu_engine::{Access, CacheMode, Format, Image, OpenOptions};
 use zebu_tests::driver::{read_all, worker};
 use zebu_tests::filled_disk::{Fill, disk, write_sparse};
 use zebu_tests::hostile::foreign_samples::{self, Sample};

@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use zebu::storage::Engine;
-use zebu::{CacheMode, ZeroPolicy};
+use zebu_engine::storage::Engine;
+use zebu_engine::{CacheMode, ZeroPolicy};
 use zebu_tests::growth::Growth;
 use zebu_tests::images::{Feature, Shape};
 use zebu_tests::mount::Mounted;

@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CacheMode, CodecPool, CompressOptions, Compression, CreateOptions, DeflateWindow, Durability,
     Format, Image, OpenOptions, ZeroMode,
 };

@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{
     Access, CacheMode, Compression, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions,
 };
 use zebu_tests::hostile::base::{deflated, zstd_run};

@@ -1,8 +1,8 @@
 //! A file system that fills up under an image that is in use, and gets room again.
 
 use std::path::Path;
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CacheMode, Durability, ErrorKind, Format, Image, OpenOptions};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Access, CacheMode, Durability, ErrorKind, Format, Image, OpenOptions};
 use zebu_tests::mount::Mounted;
 use zebu_tests::program::zebu;
 use zebu_tests::qemu::Qemu;

@@ -1,8 +1,8 @@
 //! A few thousand random operations, on both kinds of worker, through the page cache and past it, with one queue and
 //! several. `cargo xtask differential` runs as many as wanted.
 
-use zebu::CacheMode;
-use zebu::storage::Engine;
+use zebu_engine::CacheMode;
+use zebu_engine::storage::Engine;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::run::Case;
 

@@ -1,7 +1,7 @@
 //! Images made by QEMU in every shape, read by zebu's library and command: equal to what QEMU reads, byte for byte.
 
-use zebu::storage::Engine;
-use zebu::{Access, CacheMode, Format, Image, OpenOptions};
+use zebu_engine::storage::Engine;
+use zebu_engine::{Access, CacheMode, Format, Image, OpenOptions};
 use zebu_tests::driver::{read_all, worker};
 use zebu_tests::images::{Feature, IMAGE, SNAPSHOTS, Shape};
 use zebu_tests::model::difference;

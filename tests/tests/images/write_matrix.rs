@@ -1,8 +1,8 @@
 //! Images made by QEMU in every shape, written by zebu with seeded streams: equal to a model by QEMU's comparison, and
 //! clean by QEMU's check, without leaks.
 
-use zebu::CacheMode;
-use zebu::storage::Engine;
+use zebu_engine::CacheMode;
+use zebu_engine::storage::Engine;
 use zebu_tests::images::Shape;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::run::Case;

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
-use zebu::storage::{Engine, IoBuf, Worker};
-use zebu::{Access, CacheMode, Durability, Format, Image, OpenOptions, ZeroMode};
+use zebu_engine::storage::{Engine, IoBuf, Worker};
+use zebu_engine::{Access, CacheMode, Durability, Format, Image, OpenOptions, ZeroMode};
 use zebu_sim::{DiscardLeaves, GuestConfig, GuestModel, GuestRequest, GuestResult, Seeds, SimRng};
 use zebu_tests::driver::worker;
 use zebu_tests::qemu::Qemu;
@@ -35,7 +35,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn end(&self, op: zebu_sim::GuestOp, result: zebu::Result<()>, success: GuestResult) {
+    fn end(&self, op: zebu_sim::GuestOp, result: zebu_engine::Result<()>, success: GuestResult) {
         result.unwrap();
         self.model.borrow_mut().end(op, success);
     }

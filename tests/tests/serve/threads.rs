@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Access, CreateOptions, Disk, Durability, ErrorKind, OpenOptions, Queue, Request};
 use zebu_tests::patience::LONGEST;
 use zebu_tests::qemu::Qemu;
 use zebu_tests::thread_stress::judge::Verdict;
@@ -74,7 +74,8 @@ scenarios! {
 
 /// Uses what its parent made, in a child of fork(2). Returns 0 if all is as documented.
 fn looked_at_by_a_child(disk: Disk, queue: Queue, worker: &Worker, other: &Path) -> i32 {
-    let refused = |result: zebu::Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
+    let refused =
+        |result: zebu_engine::Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
     let mut done = Vec::new();
     queue.submit(Request::Flush, 7);
     queue.wait(&mut done, None);
@@ -224,7 +225,7 @@ fn signals_in_the_middle_of_requests_change_nothing() {
             assert!(thread.join().unwrap() > 0);
         }
         disk.close().unwrap();
-        let report = Disk::check(&path, &zebu::check::CheckOptions::default()).unwrap();
+        let report = Disk::check(&path, &zebu_engine::check::CheckOptions::default()).unwrap();
         assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");
     }
 }

@@ -187,7 +187,7 @@ fn schemas(
 fn cargo_in(place: &Path, tree: &Path, command: &str) -> Command {
     let mut cargo = cargo();
     cargo.current_dir(tree).args([command, "--locked", "--message-format=json"]);
-    cargo.args(["--package", "zebu", "--target-dir"]).arg(place.join("build"));
+    cargo.args(["--package", "zebu-engine", "--target-dir"]).arg(place.join("build"));
     // Changed code is not tidy.
     cargo.env("RUSTFLAGS", "--cap-lints=allow").stdin(Stdio::null());
     cargo

@@ -8,7 +8,7 @@ use zebu_bench::process::run;
 use zebu_bench::workspace::{cargo, root, target_dir};
 
 /// The engine, and its tests on the simulated disk.
-const ENGINE: &str = "zebu";
+const ENGINE: &str = "zebu-engine";
 const SIMULATED: &str = "simulated";
 
 /// Which program, and what of it.

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
-use zebu::jobs::Cancel;
-use zebu::storage::{IoBufs, IoStats, Worker, WorkerConfig};
-use zebu::{Durability, Image, Result};
+use zebu_engine::jobs::Cancel;
+use zebu_engine::storage::{IoBufs, IoStats, Worker, WorkerConfig};
+use zebu_engine::{Durability, Image, Result};
 
 /// How long work that goes on without a request is waited for at the end, if nothing comes of it.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -90,8 +90,8 @@ fn run_queue(
     failed: Arc<AtomicBool>,
 ) -> Result<Measured> {
     let Some(offsets) = plan.offsets(index, size) else {
-        return Err(zebu::Error::new(
-            zebu::ErrorKind::OutOfRange,
+        return Err(zebu_engine::Error::new(
+            zebu_engine::ErrorKind::OutOfRange,
             format!(
                 "no request of {} bytes fits on the disk of {size} bytes behind offset {}",
                 plan.buffer_size, plan.offset
@@ -167,7 +167,7 @@ struct Queue {
     latency: RefCell<Histogram>,
     requests: Cell<u64>,
     flushes: Cell<u64>,
-    error: RefCell<Option<zebu::Error>>,
+    error: RefCell<Option<zebu_engine::Error>>,
     cancel: Cancel,
     /// Another queue failed.
     failed: Arc<AtomicBool>,
@@ -265,7 +265,7 @@ impl Queue {
         }
     }
 
-    fn fail(&self, error: zebu::Error) {
+    fn fail(&self, error: zebu_engine::Error) {
         self.failed.store(true, Ordering::Relaxed);
         self.error.borrow_mut().get_or_insert(error);
     }

@@ -11,10 +11,10 @@ use crate::values::{NamedFormat, amended_formats, caches};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{AmendOptions, Unsealing, amend, change_key_slots, unseal};
-use zebu::{Access, CacheMode, Chain, ErrorKind, Format, KeySlotGuard, OpenOptions, Purpose};
 use zebu_disks::keyval::{asks_for_help, parse_options, parse_size_value, parse_switch};
 use zebu_disks::{Context, ImageSpec};
+use zebu_engine::jobs::{AmendOptions, Unsealing, amend, change_key_slots, unseal};
+use zebu_engine::{Access, CacheMode, Chain, ErrorKind, Format, KeySlotGuard, OpenOptions, Purpose};
 
 /// Arguments of `zebu amend`.
 #[derive(Debug, clap::Args)]
@@ -244,7 +244,7 @@ fn check_backing(
     let options = options.clone().access(Access::ReadOnly).purpose(Purpose::Inspect).chain(Chain::TopOnly);
     let worker = session.worker();
     let info = worker.block_on(async {
-        let image = zebu::Image::open(worker, path, &options).await?;
+        let image = zebu_engine::Image::open(worker, path, &options).await?;
         let info = image.info();
         let _ = image.close(worker).await;
         info

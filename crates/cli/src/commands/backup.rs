@@ -28,14 +28,14 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::jobs::{
-    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
-    backup, drop_pages,
-};
-use zebu::{Access, CacheMode, Compression};
 use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, Disks, ImageSpec, RemoteTransfers};
+use zebu_engine::jobs::{
+    BackupOptions, BackupReport, Decryption, Interrupted, PreviousBackup, SourceErrors, UnaskedWrites,
+    backup, drop_pages,
+};
+use zebu_engine::{Access, CacheMode, Compression};
 use zebu_oci::Readers;
 
 /// Arguments of `zebu backup`.

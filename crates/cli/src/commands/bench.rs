@@ -13,10 +13,10 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::time::Duration;
-use zebu::{Access, CacheMode, ErrorKind, ExtentIndex, ImageStats};
 use zebu_disks::Context;
 use zebu_disks::Program;
 use zebu_disks::size::size_argument;
+use zebu_engine::{Access, CacheMode, ErrorKind, ExtentIndex, ImageStats};
 
 /// Requests that are sent if neither a number nor a time is given.
 const DEFAULT_COUNT: u64 = 75_000;

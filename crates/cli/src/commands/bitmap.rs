@@ -8,9 +8,9 @@ use crate::values::{NamedFormat, formats};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
-use zebu::{Access, BitmapRecording, CacheMode, Chain, ErrorKind, Image, NewBitmap};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, ImageSpec};
+use zebu_engine::{Access, BitmapRecording, CacheMode, Chain, ErrorKind, Image, NewBitmap};
 
 /// Arguments of `zebu bitmap`.
 #[derive(Debug, clap::Args)]

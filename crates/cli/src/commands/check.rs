@@ -10,10 +10,10 @@ use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
-use zebu::check::{CheckOptions, CheckReport, Repair, check};
-use zebu::storage::{LockMode, OpenFlags};
-use zebu::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe_by};
 use zebu_disks::{Context, ImageSpec, Program, describes_backing};
+use zebu_engine::check::{CheckOptions, CheckReport, Repair, check};
+use zebu_engine::storage::{LockMode, OpenFlags};
+use zebu_engine::{Access, CacheMode, ErrorKind, Format, OpenOptions, ZeroPolicy, probe_by};
 
 /// The format has nothing to check.
 const EXIT_NOT_SUPPORTED: u8 = 63;
@@ -168,8 +168,11 @@ fn format_of(session: &Session, spec: &ImageSpec) -> Result<Format, Failure> {
     }
     let worker = session.worker();
     let flags = OpenFlags::default().lock(LockMode::None);
-    let opened =
-        spec.options.remote.open(&spec.path, &flags).map_err(|error| zebu::Error::from(error).on(&spec.path));
+    let opened = spec
+        .options
+        .remote
+        .open(&spec.path, &flags)
+        .map_err(|error| zebu_engine::Error::from(error).on(&spec.path));
     opened.and_then(|file| worker.block_on(probe_by(worker, &file, spec.options.probe))).map_err(|error| {
         let failure = image_failure(spec, session.context(), &error);
         if error.kind() == ErrorKind::ForeignFormat { failure.with_exit(EXIT_NOT_SUPPORTED) } else { failure }

@@ -11,9 +11,9 @@ use crate::values::{NamedFormat, OutputFormat, formats};
 use crate::watch::{ProgressMode, Watch};
 use serde_json::json;
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, Image, NewBitmap};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, ImageSpec};
+use zebu_engine::{Access, CacheMode, Chain, Image, NewBitmap};
 
 /// Arguments of `zebu checkpoint`.
 #[derive(Debug, clap::Args)]

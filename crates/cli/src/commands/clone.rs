@@ -13,9 +13,11 @@ use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages};
-use zebu::{CacheMode, ErrorKind, Keys, OpenOptions};
 use zebu_disks::{Context, ImageSpec, Sources, allowed_references, backing_argument, opener, printable};
+use zebu_engine::jobs::{
+    CloneMethod, CloneMode, CloneOptions, CloneReport, UnaskedWrites, clone_image, drop_pages,
+};
+use zebu_engine::{CacheMode, ErrorKind, Keys, OpenOptions};
 
 /// Bytes of a cluster that direct writes suit.
 const DEFAULT_CLUSTER: u64 = 64 << 10;
@@ -181,7 +183,7 @@ fn keys(args: &CloneArgs, context: &Context) -> Result<Keys, Failure> {
 }
 
 /// The option that gives the key of the source, where it is missing or wrong.
-fn source_key_remedy(error: &zebu::Error) -> Option<&'static str> {
+fn source_key_remedy(error: &zebu_engine::Error) -> Option<&'static str> {
     let is_one =
         matches!(error.kind(), ErrorKind::KeyMissing | ErrorKind::WrongKey) && error.remedy().is_none();
     is_one.then_some(" (--object secret,id=KEY,file=PATH gives a key, and --key-secret KEY names it)")

@@ -9,9 +9,9 @@ use crate::values::{NamedFormat, Rate, caches, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{AfterCommit, CommitOptions, commit};
-use zebu::{Access, BaseName, CacheMode, ErrorKind};
 use zebu_disks::{Context, errno_text};
+use zebu_engine::jobs::{AfterCommit, CommitOptions, commit};
+use zebu_engine::{Access, BaseName, CacheMode, ErrorKind};
 
 /// Arguments of `zebu commit`.
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub(crate) struct CommitArgs {
 }
 
 /// A commit that failed, under QEMU's name in the words of its job.
-fn not_committed(context: &Context, path: &Path, error: &zebu::Error) -> Failure {
+fn not_committed(context: &Context, path: &Path, error: &zebu_engine::Error) -> Failure {
     let is_qemu = context.dialect.is_qemu();
     match error.kind() {
         _ if is_qemu && is_of_opening(error.errno()) => Failure::opening(context, path, error),

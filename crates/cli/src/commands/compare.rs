@@ -9,11 +9,11 @@ use crate::values::{NamedFormat, OutputFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
-use zebu::jobs::{
+use zebu_disks::{Context, ImageSpec, Program, errno_text};
+use zebu_engine::jobs::{
     CompareError, CompareOptions, CompareReport, CompareStage, Comparison, Strictness, compare,
 };
-use zebu::{Access, CacheMode, ErrorKind};
-use zebu_disks::{Context, ImageSpec, Program, errno_text};
+use zebu_engine::{Access, CacheMode, ErrorKind};
 use zebu_oci::Readers;
 
 /// The images differ.

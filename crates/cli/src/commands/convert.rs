@@ -35,13 +35,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{
+use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
+use zebu_disks::{Context, ImageSpec, Sources, errno_text, given_only, local_path};
+use zebu_engine::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyBitmaps, CopyMode, Identities, NewTarget, PlaceOrder,
     ReadErrors, TargetClusters, TargetContent, UnaskedWrites, convert, drop_pages,
 };
-use zebu::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
-use zebu_disks::packed::{Order, Reader, Unpacking, unpacking_of};
-use zebu_disks::{Context, ImageSpec, Sources, errno_text, given_only, local_path};
+use zebu_engine::{Access, CacheMode, Format, Image, NewForeign, Preallocation};
 use zebu_oci::Readers;
 
 /// Bytes of zeroes that become a hole, unless the command line says another number.

@@ -14,9 +14,9 @@ use crate::values::{NamedFormat, ReferenceRule, formats, reference_argument, tar
 use crate::watch::{ProgressArg, ProgressMode, Watch};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use zebu::{CreateOptions, ErrorKind, Format, Image};
 use zebu_disks::size::parse_size;
 use zebu_disks::{Context, Program, Sources, allowed_references, given_only, without_secrets};
+use zebu_engine::{CreateOptions, ErrorKind, Format, Image};
 
 /// Arguments of `zebu create`.
 #[derive(Debug, clap::Args)]

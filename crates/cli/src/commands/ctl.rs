@@ -25,10 +25,10 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::jobs::{NewFile, backing_name};
-use zebu::{BackupId, Format};
 use zebu_disks::size::{parse_size, size_argument};
 use zebu_disks::{Context, errno_text, printable};
+use zebu_engine::jobs::{NewFile, backing_name};
+use zebu_engine::{BackupId, Format};
 
 /// How often a backup that is waited for is asked about.
 const POLL: Duration = Duration::from_millis(100);
@@ -409,7 +409,7 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
 
 /// Takes a snapshot into a file that is made here, and that gets its name when it is complete and durable.
 fn snapshot_to(server: &mut Server, export: String, to: &Path) -> Result<(), Failure> {
-    let fail = |error: zebu::Error| Failure::new(error.to_string());
+    let fail = |error: zebu_engine::Error| Failure::new(error.to_string());
     let (new, file) = NewFile::reserve(to).map_err(fail)?;
     let path = std::path::absolute(to).unwrap_or_else(|_| to.to_owned());
     let command = Command::SnapshotCreate { export, name: None, to: Some(path) };

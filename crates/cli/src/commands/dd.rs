@@ -14,10 +14,12 @@ use crate::watch::{ProgressArg, Watch};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, PlaceOrder, UnaskedWrites, convert, drop_pages};
-use zebu::{Access, CacheMode, CreateOptions, Format, OpenOptions};
 use zebu_disks::size::parse_size;
 use zebu_disks::{Context, Program, given_only};
+use zebu_engine::jobs::{
+    ConvertOptions, ConvertTarget, NewTarget, PlaceOrder, UnaskedWrites, convert, drop_pages,
+};
+use zebu_engine::{Access, CacheMode, CreateOptions, Format, OpenOptions};
 
 /// Arguments of `zebu dd`.
 #[derive(Debug, clap::Args)]

@@ -19,8 +19,8 @@ use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use serde::Serialize;
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 use zebu_disks::{Context, ImageSpec, Program, Sources, describes_backing};
+use zebu_engine::{Access, CacheMode, Chain, ExtentKind, Format, ImageInfo, Purpose};
 
 /// Exit code of a verdict against the image.
 const UNSAFE: u8 = 2;
@@ -146,7 +146,7 @@ fn name_with_key(context: &Context, info: &ImageInfo, key: &str) -> String {
 fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
     let worker = session.worker();
     let verdict = worker
-        .block_on(zebu::verdict::assess(worker, &spec.path, &spec.options))
+        .block_on(zebu_engine::verdict::assess(worker, &spec.path, &spec.options))
         .map_err(|error| Failure::opening(session.context(), &spec.path, &error))?;
     let text = match output {
         OutputFormat::Human => verdict_text(&verdict),
@@ -160,7 +160,7 @@ fn assess(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u
 fn tree(session: &Session, spec: &ImageSpec, output: OutputFormat) -> Result<u8, Failure> {
     let (context, worker) = (session.context(), session.worker());
     let chain = worker
-        .block_on(zebu::Image::look_down(worker, &spec.path, &spec.options))
+        .block_on(zebu_engine::Image::look_down(worker, &spec.path, &spec.options))
         .map_err(|error| image_failure(spec, context, &error))?;
     let end = chain.end.map(|error| Failure::opening(context, &spec.path, &error));
     let reason = end.as_ref().and_then(|failure| failure.message.as_deref());

@@ -11,8 +11,8 @@ use crate::watch::{ProgressMode, Watch};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::rc::Rc;
-use zebu::{Access, CacheMode};
 use zebu_disks::Context;
+use zebu_engine::{Access, CacheMode};
 
 /// Bytes past an aligned address at which `--misalign` puts buffers.
 const MISALIGNMENT: usize = 16;

@@ -10,10 +10,10 @@ use crate::session::Session;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{MapEntry, MapOptions, Mapper};
-use zebu::{Access, CacheMode};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Context, printable};
+use zebu_engine::jobs::{MapEntry, MapOptions, Mapper};
+use zebu_engine::{Access, CacheMode};
 
 /// Text is handed to standard output in pieces of about so many bytes: a map has a line per extent.
 const PIECE: usize = 64 << 10;

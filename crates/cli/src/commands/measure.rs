@@ -12,10 +12,10 @@ use crate::watch::{ProgressMode, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use zebu::jobs::{Measurement, measure_image, measure_size};
-use zebu::{Access, CacheMode, Format};
 use zebu_disks::Context;
 use zebu_disks::size::size_argument;
+use zebu_engine::jobs::{Measurement, measure_image, measure_size};
+use zebu_engine::{Access, CacheMode, Format};
 
 /// Arguments of `zebu measure`.
 #[derive(Debug, clap::Args)]

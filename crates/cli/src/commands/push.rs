@@ -11,8 +11,8 @@ use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs::File;
-use zebu::{Access, CacheMode, Format, Image};
 use zebu_disks::{Context, printable};
+use zebu_engine::{Access, CacheMode, Format, Image};
 use zebu_oci::{OciName, PushAs, PushOptions, Pushed, PushedBlob, push, push_stack};
 
 /// A raw disk ends with a whole one of them.

@@ -13,9 +13,9 @@ use crate::values::{NamedFormat, caches, formats};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
 use std::path::Path;
-use zebu::jobs::{RebaseOptions, TargetClusters, rebase};
-use zebu::{Access, BackingReference, CacheMode, Chain, Format, Image};
 use zebu_disks::{Context, ImageSpec};
+use zebu_engine::jobs::{RebaseOptions, TargetClusters, rebase};
+use zebu_engine::{Access, BackingReference, CacheMode, Chain, Format, Image};
 
 /// Arguments of `zebu rebase`.
 #[derive(Debug, clap::Args)]

@@ -7,9 +7,9 @@ use crate::session::Session;
 use crate::values::{NamedFormat, formats, preallocation_argument};
 use crate::watch::{ProgressArg, Watch};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Preallocation, Shrink};
 use zebu_disks::size::{SizeError, parse_size};
 use zebu_disks::{Context, Program};
+use zebu_engine::{Access, CacheMode, Preallocation, Shrink};
 
 /// Arguments of `zebu resize`.
 #[derive(Debug, clap::Args)]

@@ -33,10 +33,10 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use zebu::Access;
-use zebu::jobs::read_tables_ahead;
-use zebu::storage::{Background, Commands, WorkerKind};
 use zebu_disks::{Context, ImageSpec, Program, Sources};
+use zebu_engine::Access;
+use zebu_engine::jobs::read_tables_ahead;
+use zebu_engine::storage::{Background, Commands, WorkerKind};
 use zebu_export::nbd::{CertificateFiles, Listener, NbdConfig, NbdServer, TlsConfig, WhenFull};
 use zebu_export::vhost::{VhostConfig, VhostUserBlk};
 use zebu_export::{

@@ -7,8 +7,8 @@ use crate::session::Session;
 use crate::suggestion::meant;
 use crate::values::{NamedFormat, OutputFormat, formats};
 use std::ffi::OsString;
-use zebu::{Access, CacheMode, Chain, ErrorKind, Image, NewSnapshot, Purpose, Remedy, SnapshotRef};
 use zebu_disks::{Context, Program, errno_text};
+use zebu_engine::{Access, CacheMode, Chain, ErrorKind, Image, NewSnapshot, Purpose, Remedy, SnapshotRef};
 
 /// Arguments of `zebu snapshot`.
 #[derive(Debug, clap::Args)]
@@ -81,7 +81,7 @@ impl SnapshotArgs {
 }
 
 /// A snapshot that could not be deleted. Under QEMU's name, a disk that fails is told of in QEMU's words, as its layers say them.
-fn not_deleted(dialect: Program, name: &str, error: &zebu::Error) -> Failure {
+fn not_deleted(dialect: Program, name: &str, error: &zebu_engine::Error) -> Failure {
     if dialect.is_qemu() && error.kind() == ErrorKind::Io {
         let why = errno_text(error.errno());
         stderr::warn(&format!("qcow2_free_clusters failed: {why}"));
@@ -96,7 +96,7 @@ fn not_deleted(dialect: Program, name: &str, error: &zebu::Error) -> Failure {
 }
 
 /// The snapshot that was probably meant, where there is none of the name.
-fn snapshot_meant(dialect: Program, image: &Image, name: &str, error: &zebu::Error) -> String {
+fn snapshot_meant(dialect: Program, image: &Image, name: &str, error: &zebu_engine::Error) -> String {
     if dialect.is_qemu() || error.kind() != ErrorKind::NotFound {
         return String::new();
     }

@@ -14,9 +14,9 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use zebu::jobs::{VerifyOptions, VerifyReport, verify};
-use zebu::{Access, CacheMode};
 use zebu_disks::Context;
+use zebu_engine::jobs::{VerifyOptions, VerifyReport, verify};
+use zebu_engine::{Access, CacheMode};
 
 /// The exit code for an image whose content is damaged, as that of `check`.
 const DAMAGED: u8 = 2;

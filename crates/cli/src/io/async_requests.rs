@@ -11,9 +11,9 @@ use crate::output::stdout;
 use crate::values::Discard;
 use std::future::Future;
 use std::time::Instant;
-use zebu::storage::IoBufs;
-use zebu::{Durability, ZeroMode};
 use zebu_disks::errno_text;
+use zebu_engine::storage::IoBufs;
+use zebu_engine::{Durability, ZeroMode};
 
 /// The option with which qemu-io tests its own accounting.
 const INVALID_REQUEST: (char, &str) = ('i', "requests are not accounted");

@@ -8,8 +8,8 @@ use crate::output::info_human::push_qcow2;
 use crate::output::stdout;
 use crate::output::units::size_exact;
 use std::fmt::Write as _;
-use zebu::{Extent, ExtentKind, Qcow2Info};
 use zebu_disks::errno_text;
+use zebu_engine::{Extent, ExtentKind, Qcow2Info};
 
 /// Bytes that `alloc` looks at if not told otherwise.
 const SECTOR: u64 = 512;

@@ -8,10 +8,10 @@ use crate::failure::Failure;
 use crate::values::{cache_argument, discard_argument};
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::{Access, CacheMode};
 use zebu_disks::graph::Filter;
 use zebu_disks::keyval::parse_keyval;
 use zebu_disks::{Context, ImageOpts, ImageSpec};
+use zebu_engine::{Access, CacheMode};
 
 pub(crate) fn open(state: &mut State, call: &Call<'_>) -> Result<Outcome, Failure> {
     let Some(parsed) = call.options("rsCnkUi:t:d:o:")? else { return Ok(Outcome::Failed) };

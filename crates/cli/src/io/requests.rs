@@ -9,9 +9,9 @@ use crate::failure::Failure;
 use crate::output::stdout;
 use crate::values::{Discard, preallocation_argument};
 use std::time::Instant;
-use zebu::storage::IoBufs;
-use zebu::{Durability, Error, Format, Shrink, ZeroMode};
 use zebu_disks::errno_text;
+use zebu_engine::storage::IoBufs;
+use zebu_engine::{Durability, Error, Format, Shrink, ZeroMode};
 
 /// The content of buffers before a read.
 pub(crate) const READ_FILL: u8 = 0xab;
@@ -385,10 +385,12 @@ pub(crate) fn discard(state: &State, open: &OpenImage, call: &Call<'_>) -> Resul
 }
 
 /// A discard that is ignored still has to lie on the disk.
-fn check_range(open: &OpenImage, start: u64, length: u64) -> zebu::Result<()> {
+fn check_range(open: &OpenImage, start: u64, length: u64) -> zebu_engine::Result<()> {
     match start.checked_add(length) {
         Some(end) if end <= open.image.virtual_size() => Ok(()),
-        _ => Err(Error::new(zebu::ErrorKind::OutOfRange, "the range reaches past the end of the disk")),
+        _ => {
+            Err(Error::new(zebu_engine::ErrorKind::OutOfRange, "the range reaches past the end of the disk"))
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::fd::AsFd;
-use zebu::Access;
+use zebu_engine::Access;
 
 /// Runs one line.
 pub(crate) fn execute(state: &mut State, line: &str) -> Result<Outcome, Failure> {

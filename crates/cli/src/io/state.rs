@@ -10,10 +10,10 @@ use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::rc::Rc;
-use zebu::storage::{IoBuf, JoinHandle};
-use zebu::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 use zebu_disks::graph::Filtered;
 use zebu_disks::{Context, ImageSpec, Program};
+use zebu_engine::storage::{IoBuf, JoinHandle};
+use zebu_engine::{Access, CacheMode, Format, Image, RefPolicy, Sharing};
 
 /// How images are opened, if a command does not say it otherwise.
 #[derive(Clone)]

@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use serde::Serialize;
 use std::fmt::Write as _;
-use zebu::check::{CheckCounts, CheckReport};
 use zebu_disks::{Program, printable};
+use zebu_engine::check::{CheckCounts, CheckReport};
 
 /// The report for people.
 pub(crate) fn human_text(report: &CheckReport) -> String {

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use std::fmt::Write as _;
-use zebu::{EncryptionInfo, LuksInfo, LuksSlotInfo};
 use zebu_disks::printable;
+use zebu_engine::{EncryptionInfo, LuksInfo, LuksSlotInfo};
 
 /// The object about a LUKS header.
 #[derive(Debug, Serialize)]

@@ -9,7 +9,7 @@ use zebu_disks::{Program, printable};
 
 use crate::sector_size::unusual;
 use std::fmt::Write as _;
-use zebu::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};
+use zebu_engine::{EncryptionInfo, ForeignInfo, Qcow2Info, SnapshotInfo};
 
 /// Everything about one image and what it lies in.
 pub(crate) fn image_text(dialect: Program, node: &InfoNode, fragmentation: Option<Fragmentation>) -> String {

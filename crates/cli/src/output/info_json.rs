@@ -8,8 +8,8 @@ use crate::backing::resolve;
 use crate::sector_size::unusual;
 use serde::Serialize;
 use std::path::Path;
-use zebu::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
 use zebu_disks::Program;
+use zebu_engine::{EncryptionInfo, ImageInfo, Qcow2Info, SnapshotInfo, VmdkInfo};
 
 /// One image.
 #[derive(Debug, Serialize)]
@@ -316,7 +316,7 @@ pub(crate) fn compat_text(info: &Qcow2Info) -> &'static str {
 }
 
 /// The flags of a bitmap by QEMU's names.
-pub(crate) fn bitmap_flags(bitmap: &zebu::BitmapInfo) -> Vec<&'static str> {
+pub(crate) fn bitmap_flags(bitmap: &zebu_engine::BitmapInfo) -> Vec<&'static str> {
     let mut flags = Vec::new();
     if bitmap.in_use {
         flags.push("in-use");

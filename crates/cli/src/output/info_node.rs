@@ -1,6 +1,6 @@
 //! A node of the graph below an image, as `info` shows it.
 
-use zebu::ImageInfo;
+use zebu_engine::ImageInfo;
 
 /// A node: an image, a file, or a driver.
 #[derive(Debug)]

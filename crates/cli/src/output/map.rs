@@ -1,7 +1,7 @@
 //! The two formats of `map`: QEMU's table, and its JSON with one line per extent.
 
 use std::fmt::Write as _;
-use zebu::jobs::MapEntry;
+use zebu_engine::jobs::MapEntry;
 
 /// The header of the table.
 pub(crate) const TABLE_HEADER: &str = "Offset          Length          Mapped to       File\n";

@@ -4,8 +4,8 @@ use super::terminal::Charset;
 use super::units::size_short;
 use std::fmt::Write as _;
 use std::path::Path;
-use zebu::{ImageInfo, Qcow2Info};
 use zebu_disks::printable;
+use zebu_engine::{ImageInfo, Qcow2Info};
 
 /// The images of a chain, top first, each with what belongs to it. `end`: why the image below the last one can't be looked at.
 pub(crate) fn tree_text(images: &[ImageInfo], end: Option<&str>, charset: Charset) -> String {

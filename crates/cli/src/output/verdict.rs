@@ -2,8 +2,8 @@
 
 use super::json::path_text;
 use serde::Serialize;
-use zebu::verdict::{Concern, ConcernLevel, Verdict};
 use zebu_disks::printable;
+use zebu_engine::verdict::{Concern, ConcernLevel, Verdict};
 
 /// The verdict in JSON.
 #[derive(Debug, Serialize)]

@@ -142,7 +142,7 @@ mod tests {
         let matches = parse("qemu-img convert -p -t writeback -T none -t none -O raw -O qcow2 a b").unwrap();
         let convert = matches.subcommand_matches("convert").unwrap();
         let format = convert.get_one::<NamedFormat>("target_format");
-        assert_eq!(format.map(|named| named.format), Some(zebu::Format::Qcow2));
+        assert_eq!(format.map(|named| named.format), Some(zebu_engine::Format::Qcow2));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The lists of `-o help`, line by line as qemu-img prints them: scripts look for options in them.
 
 use crate::failure::Failure;
-use zebu::Format;
 use zebu_disks::Program;
+use zebu_engine::Format;
 
 /// Options of the file that an image is in, as opposed to its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

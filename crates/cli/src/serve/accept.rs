@@ -242,7 +242,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-    use zebu::storage::WorkerConfig;
+    use zebu_engine::storage::WorkerConfig;
 
     /// A switch that clients throw, and those who wait for it.
     #[derive(Default)]

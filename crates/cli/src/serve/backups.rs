@@ -10,13 +10,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use zebu::jobs::{
+use zebu_disks::errno_text;
+use zebu_engine::jobs::{
     BackupEnd, Cancel, Copied, JobControl, LiveBackup, LiveBackupOptions, LiveBitmap, OnCopyError,
     TargetClusters, UnfinishedImage,
 };
-use zebu::storage::{Access, CacheChoice, CacheUse, File, FileKind, LockMode, OpenFlags, Worker};
-use zebu::{BackupId, CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions};
-use zebu_disks::errno_text;
+use zebu_engine::storage::{Access, CacheChoice, CacheUse, File, FileKind, LockMode, OpenFlags, Worker};
+use zebu_engine::{
+    BackupId, CompressOptions, Compression, CreateOptions, ErrorKind, Format, Image, OpenOptions,
+};
 use zebu_export::{Export, MemoryBudget, Reserved};
 
 /// How often it is looked whether a cancelled backup has ended.
@@ -263,12 +265,12 @@ struct MadeFile {
 }
 
 impl MadeFile {
-    async fn make_name_durable(self, worker: &Worker) -> zebu::Result<()> {
+    async fn make_name_durable(self, worker: &Worker) -> zebu_engine::Result<()> {
         let synced =
             worker.run_blocking(move || self.directory.sync_all().map_err(|error| (error, self.path))).await;
         synced.map_err(|(error, path)| {
             let message = format!("could not make the name durable: {error}");
-            zebu::Error::new(ErrorKind::Io, message).on(&path)
+            zebu_engine::Error::new(ErrorKind::Io, message).on(&path)
         })
     }
 }
@@ -293,7 +295,7 @@ struct Job {
 }
 
 impl Job {
-    async fn run(self, worker: &Worker, running: &Running) -> zebu::Result<()> {
+    async fn run(self, worker: &Worker, running: &Running) -> zebu_engine::Result<()> {
         let begun = async {
             let open = OpenOptions::default().compress(
                 CompressOptions::default()

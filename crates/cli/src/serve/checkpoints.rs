@@ -9,9 +9,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use zebu::jobs::{BackupEnd, Checkpoint, CheckpointOptions, CheckpointReport, CheckpointSource, FrozenDisk};
-use zebu::storage::{Access, File, FileKind, LockMode, OpenFlags, Worker};
-use zebu::{Error, ErrorKind};
+use zebu_engine::jobs::{
+    BackupEnd, Checkpoint, CheckpointOptions, CheckpointReport, CheckpointSource, FrozenDisk,
+};
+use zebu_engine::storage::{Access, File, FileKind, LockMode, OpenFlags, Worker};
+use zebu_engine::{Error, ErrorKind};
 use zebu_export::{Export, Exports, MemoryBudget, Reserved};
 
 /// How often it is looked whether a checkpoint has to end.
@@ -223,7 +225,7 @@ impl Checkpoints {
             };
             let image = disk.open(worker).await.map_err(|error| error.to_string())?;
             let description = format!("checkpoint '{}' of the export '{}'", start.serve, source.name());
-            let export = Export::new(name, &image, zebu::Access::ReadOnly)
+            let export = Export::new(name, &image, zebu_engine::Access::ReadOnly)
                 .without_page_cache()
                 .with_description(description);
             made.push(match disk.bitmap() {
@@ -381,7 +383,7 @@ fn sources(exports: &Exports, start: &CheckpointStart) -> Result<Vec<Arc<Export>
 }
 
 fn writable(export: Arc<Export>) -> Result<Arc<Export>, String> {
-    if export.access() == zebu::Access::ReadWrite {
+    if export.access() == zebu_engine::Access::ReadWrite {
         return Ok(export);
     }
     Err(format!(

@@ -21,9 +21,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zebu::storage::{CacheChoice, File, IoErrorKind, LockMode, OpenFlags, Worker};
-use zebu::{Access, Format, Image, OpenOptions, OpenedFile, Remedy, probe};
 use zebu_disks::{Program, Sources};
+use zebu_engine::storage::{CacheChoice, File, IoErrorKind, LockMode, OpenFlags, Worker};
+use zebu_engine::{Access, Format, Image, OpenOptions, OpenedFile, Remedy, probe};
 use zebu_export::nbd::NbdServer;
 use zebu_export::{Export, Exports, Level, Log};
 
@@ -251,7 +251,7 @@ impl Served<'_> {
         format: Option<Format>,
     ) -> Result<(Image, OpenOptions), String> {
         let (path, access) = (new.file, new.access);
-        let fail = |error: zebu::Error| error.to_string();
+        let fail = |error: zebu_engine::Error| error.to_string();
         let lock = if access == Access::ReadWrite { LockMode::Write } else { LockMode::Read };
         let wait = no_lock_wait(self.session.context().dialect);
         let flags = OpenFlags::default().access(access).lock(lock).lock_wait(wait);
@@ -375,9 +375,11 @@ impl Served<'_> {
     }
 }
 
-fn remedy(error: &zebu::Error) -> &'static str {
+fn remedy(error: &zebu_engine::Error) -> &'static str {
     match error.kind() {
-        zebu::ErrorKind::KeyMissing => " (keys are read at the start: start the server with this image)",
+        zebu_engine::ErrorKind::KeyMissing => {
+            " (keys are read at the start: start the server with this image)"
+        }
         _ => "",
     }
 }

@@ -17,9 +17,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zebu::jobs::BackupEnd;
-use zebu::storage::{File, FileKind, LockMode, OpenFlags};
-use zebu::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
+use zebu_engine::jobs::BackupEnd;
+use zebu_engine::storage::{File, FileKind, LockMode, OpenFlags};
+use zebu_engine::{Access, Image, NewBitmap, NewSnapshot, Preallocation, Shrink, SnapshotRef};
 use zebu_export::metrics::{KindTotals, RequestKind};
 use zebu_export::{Export, Exports};
 use zebu_storage::{LongWait, Socket, Worker};
@@ -231,12 +231,12 @@ async fn file_snapshot(
     descriptor: OwnedFd,
     to: &Path,
 ) -> Result<Value, String> {
-    let flags = OpenFlags::default().access(zebu::storage::Access::ReadWrite).lock(LockMode::Write);
+    let flags = OpenFlags::default().access(zebu_engine::storage::Access::ReadWrite).lock(LockMode::Write);
     let copy = File::from_descriptor(descriptor, to, &flags).map_err(|error| error.to_string())?;
     if copy.kind() != FileKind::Regular || !copy.is_empty() {
         return Err(format!("'{}' is no empty file: a snapshot needs a new one", to.display()));
     }
-    let taken = zebu::jobs::file_snapshot(worker, image, copy, to).await;
+    let taken = zebu_engine::jobs::file_snapshot(worker, image, copy, to).await;
     taken.map(|()| json!({})).map_err(|error| error.to_string())
 }
 

@@ -10,8 +10,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use zebu::{Access, Image};
 use zebu_disks::Disks;
+use zebu_engine::{Access, Image};
 use zebu_export::{Export, Exports, MemoryBudget};
 
 /// Whether the server listens for NBD clients.

@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use zebu::Image;
-use zebu::jobs::{ForkDisk, fork as fork_disks, reset as reset_disk};
-use zebu::storage::{Access, CacheChoice, File, FileKind, LockMode, OpenFlags, Worker};
+use zebu_engine::Image;
+use zebu_engine::jobs::{ForkDisk, fork as fork_disks, reset as reset_disk};
+use zebu_engine::storage::{Access, CacheChoice, File, FileKind, LockMode, OpenFlags, Worker};
 use zebu_export::Export;
 
 /// Forks the disks, at one moment.

@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use zebu::jobs::{AfterHydration, Cancel, HydrateOptions, JobControl, hydrate};
-use zebu::storage::Worker;
-use zebu::{Access, ErrorKind};
+use zebu_engine::jobs::{AfterHydration, Cancel, HydrateOptions, JobControl, hydrate};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, ErrorKind};
 use zebu_export::Export;
 
 /// How often it is looked whether a cancelled one has ended.

@@ -3,7 +3,7 @@
 use super::opened::Opened;
 use std::cell::RefCell;
 use std::rc::Rc;
-use zebu::OpenOptions;
+use zebu_engine::OpenOptions;
 
 /// Images that are to be closed in the end, or when their exports are removed. All of it belongs to one thread.
 #[derive(Default)]

@@ -4,8 +4,8 @@ use super::backups::Backups;
 use super::checkpoints::Checkpoints;
 use super::hydrations::Hydrations;
 use serde_json::{Value, json};
-use zebu::storage::Worker;
 use zebu_disks::printable;
+use zebu_engine::storage::Worker;
 use zebu_export::{Export, Exports};
 
 /// The kinds of jobs, and all jobs of each.

@@ -8,7 +8,7 @@ use crate::session::Session;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 use std::path::Path;
-use zebu::storage::WorkerKind;
+use zebu_engine::storage::WorkerKind;
 use zebu_export::kernel_nbd::{NbdDevice, NbdDeviceConfig};
 use zebu_export::nbd::NbdServer;
 use zebu_export::ublk::{UblkConfig, UblkDevice};

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::jobs::CheckpointReport;
+use zebu_engine::jobs::CheckpointReport;
 use zebu_export::prometheus;
 use zebu_storage::{Socket, Worker};
 

@@ -8,8 +8,8 @@ use crate::failure::Failure;
 use crate::session::Session;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::{Access, Format, Image, OpenOptions};
 use zebu_disks::ImageSpec;
+use zebu_engine::{Access, Format, Image, OpenOptions};
 
 /// An open image, and how it was opened.
 pub(crate) struct Opened {

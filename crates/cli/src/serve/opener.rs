@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use zebu::storage::Worker;
 use zebu_disks::errno_text;
+use zebu_engine::storage::Worker;
 use zebu_storage::sync::Mutex;
 
 /// The name of the command that it runs.

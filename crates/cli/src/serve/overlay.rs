@@ -6,9 +6,9 @@ use crate::image_failure::image_failure;
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::jobs::{CloneMode, CloneOptions, backing_name, clone_image};
-use zebu::{Access, Chain, Format, Image, ImageInfo, Purpose};
 use zebu_disks::{ImageSpec, backing_argument, printable};
+use zebu_engine::jobs::{CloneMode, CloneOptions, backing_name, clone_image};
+use zebu_engine::{Access, Chain, Format, Image, ImageInfo, Purpose};
 
 /// How the overlay at `overlay` of the image `given`, which `base` describes, is opened. It is made if it is not there.
 ///

@@ -8,8 +8,8 @@ use super::limits::{Groups, group_name};
 use super::opened::Opened;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use zebu::Access;
-use zebu::storage::Worker;
+use zebu_engine::Access;
+use zebu_engine::storage::Worker;
 use zebu_export::{Export, Exports, Level, Limits, Log};
 
 /// Reads the configuration again. With a mistake in it, all stays as it is.

@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::image_failure::image_failure;
 use crate::session::Session;
 use std::path::PathBuf;
-use zebu::jobs::follow_seals;
-use zebu::{Access, Chain, Format, Image, Purpose, Remedy};
 use zebu_disks::{ImageSpec, printable};
+use zebu_engine::jobs::follow_seals;
+use zebu_engine::{Access, Chain, Format, Image, Purpose, Remedy};
 
 /// How the image of `spec` is opened, or the overlay in which its disk goes on, if it is to be written and is sealed.
 ///

@@ -10,9 +10,9 @@ use crate::values::{Discard, NamedFormat, caches, discard_argument, formats};
 use clap::ArgGroup;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use zebu::{CacheMode, ZeroMode};
 use zebu_disks::size::size_argument;
 use zebu_disks::{Program, printable};
+use zebu_engine::{CacheMode, ZeroMode};
 use zebu_export::nbd::Authorization;
 use zebu_export::{Discards, Export, Level, Log};
 

@@ -20,7 +20,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 
 /// The name of the command that it runs.
 const COMMAND: &str = "tell-a-service-manager";

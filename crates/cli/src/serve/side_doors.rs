@@ -15,7 +15,7 @@ use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 use zebu_export::WorkerPool;
 use zebu_export::nbd::NbdServer;
 use zebu_storage::refuse_descriptors;

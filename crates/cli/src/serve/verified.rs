@@ -4,10 +4,10 @@ use crate::failure::Failure;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zebu::jobs::{Cancel, ManifestIndex};
-use zebu::{Access, Format, Image, Keys};
 use zebu_disks::ImageSpec;
 use zebu_drivers::{ImageDisk, Verified, VerifiedHooks};
+use zebu_engine::jobs::{Cancel, ManifestIndex};
+use zebu_engine::{Access, Format, Image, Keys};
 
 /// Told of what is wrong, by any thread.
 pub(crate) type Report = Box<dyn Fn(&str) + Send + Sync>;

@@ -5,9 +5,9 @@ use crate::disks::Disks;
 use crate::error::DiskError;
 use crate::image_spec::ImageSpec;
 use std::sync::Arc;
-use zebu::storage::{Engine, File, OpenFlags, Storage, Worker};
-use zebu::{Access, Format, Image, OpenOptions, OpenedFile};
 use zebu_drivers::{Compress, CopyOnRead, ImageDisk};
+use zebu_engine::storage::{Engine, File, OpenFlags, Storage, Worker};
+use zebu_engine::{Access, Format, Image, OpenOptions, OpenedFile};
 
 /// An image with its filters.
 pub struct Filtered {

@@ -1,8 +1,8 @@
 //! The images below drivers, which nobody else closes.
 
 use std::sync::{Arc, Weak};
-use zebu::Error;
 use zebu_drivers::ImageDisk;
+use zebu_engine::Error;
 use zebu_storage::sync::Mutex;
 
 /// All that are open.

@@ -3,8 +3,8 @@
 use crate::remote_disk::RemoteName;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use zebu::Format;
 use zebu_drivers::{BlkdebugConfig, PreallocateConfig};
+use zebu_engine::Format;
 
 /// A disk below an image, as the command line describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use crate::notices::Notice;
 use crate::reference_defaults::allowed_references;
 use std::path::Path;
 use std::sync::Arc;
-use zebu::storage::{
+use zebu_drivers::{Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
+use zebu_engine::storage::{
     Access, Background, Engine, File, IoError, IoErrorKind, LockMode, Op, OpenFlags, Storage, Worker,
 };
-use zebu::{Format, Image, OpenOptions, OpenedFile, Probe, RefPolicy, Sharing};
-use zebu_drivers::{Blkverify, FileDisk, ImageDisk, NullDisk, Part, Preallocate};
+use zebu_engine::{Format, Image, OpenOptions, OpenedFile, Probe, RefPolicy, Sharing};
 
 /// The engine of the I/O below drivers.
 const ENGINE: Engine = Engine::Auto;
@@ -91,7 +91,7 @@ async fn with_backing(
     format: Option<Format>,
     probe: Probe,
     refs: RefPolicy,
-) -> zebu::Result<Vec<OpenedFile>> {
+) -> zebu_engine::Result<Vec<OpenedFile>> {
     let options = OpenOptions::default().format(format).probe(probe).refs(refs).sharing(Sharing::Unlocked);
     let found = Image::open(worker, path, &options).await?;
     let mut files = vec![OpenedFile::new(top, found.format())];
@@ -99,7 +99,7 @@ async fn with_backing(
     while let Some(image) = next {
         let path = image.info()?.filename;
         let file = File::open(&path, &OpenFlags::default().lock(LockMode::None))
-            .map_err(|error| zebu::Error::from(error).on(&path))?;
+            .map_err(|error| zebu_engine::Error::from(error).on(&path))?;
         files.push(OpenedFile::new(file, image.format()));
         next = image.backing();
     }

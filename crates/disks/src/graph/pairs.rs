@@ -1,7 +1,7 @@
 //! Pairs of options with dotted names.
 
 use crate::keyval::parse_switch;
-use zebu::Access;
+use zebu_engine::Access;
 
 /// A key and its value.
 pub(super) type Pair = (String, String);

@@ -17,8 +17,8 @@ use crate::words::FORMATS;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
-use zebu::{Access, Format};
 use zebu_drivers::{NullDisk, PreallocateConfig};
+use zebu_engine::{Access, Format};
 use zebu_rbd::RbdName;
 use zebu_remote::nbd::NbdAddress;
 

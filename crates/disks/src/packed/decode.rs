@@ -8,7 +8,7 @@ use lz4_flex::frame::FrameDecoder;
 use std::io::{self, BufRead, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use zebu::{PackedFormat, skippable_frame};
+use zebu_engine::{PackedFormat, skippable_frame};
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 /// A way in which files are packed.

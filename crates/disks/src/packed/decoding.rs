@@ -9,8 +9,8 @@ use std::io::{self, BufReader, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use zebu::jobs::Cancel;
-use zebu::looks_raw;
+use zebu_engine::jobs::Cancel;
+use zebu_engine::looks_raw;
 
 /// Bytes at the end by which some formats are known.
 const TAIL: usize = 512;

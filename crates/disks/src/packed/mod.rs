@@ -41,8 +41,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stream::PackedStream;
 use window::Window;
-use zebu::jobs::SourceEnd;
-use zebu::{Access, Format, PackedFormat, looks_raw};
+use zebu_engine::jobs::SourceEnd;
+use zebu_engine::{Access, Format, PackedFormat, looks_raw};
 
 /// Packings around each other that are taken away: a disk in xz in an OVA in gzip has three.
 const MOST_LAYERS: usize = 4;

@@ -1,7 +1,7 @@
 //! The blocks of a stream that were unpacked last.
 
 use std::collections::VecDeque;
-use zebu::storage::IoBufs;
+use zebu_engine::storage::IoBufs;
 
 /// Bytes that are unpacked at once if nobody waits for others.
 pub(super) const BLOCK: usize = 1 << 20;
@@ -65,7 +65,7 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zebu::storage::IoBuf;
+    use zebu_engine::storage::IoBuf;
 
     #[test]
     fn ranges_are_found_across_blocks_and_old_blocks_are_given_up() {

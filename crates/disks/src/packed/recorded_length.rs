@@ -5,7 +5,7 @@ use super::decode::Packing;
 use super::decoding::Source;
 use super::parts::take_number;
 use std::io;
-use zebu::skippable_frame;
+use zebu_engine::skippable_frame;
 
 /// Bytes of a header, and of a footer, of a stream of xz.
 const XZ_EDGE: u64 = 12;

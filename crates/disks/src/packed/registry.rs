@@ -8,7 +8,7 @@ use std::fs::File as StdFile;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zebu::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
+use zebu_engine::storage::{File, IoError, IoErrorKind, Op, OpenFlags, Storage};
 use zebu_storage::sync::Mutex;
 
 /// The bytes of what a packed file holds.

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use zebu::jobs::Cancel;
+use zebu_engine::jobs::Cancel;
 
 /// The output of a program that packs.
 pub(super) fn pack(line: &str, content: &[u8]) -> Vec<u8> {

@@ -7,9 +7,9 @@ use super::decoding::{Decoding, Fault, Length, Source};
 use super::recent::{BLOCK, Recent};
 use std::io;
 use std::sync::Arc;
-use zebu::jobs::SourceEnd;
-use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_drivers::fresh_identity;
+use zebu_engine::jobs::SourceEnd;
+use zebu_engine::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_storage::sync::{Condvar, Mutex};
 
 /// Bytes that are unpacked before somebody asks for them.
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::packed::samples::{content, pack, source};
     use std::sync::mpsc::{Receiver, channel};
-    use zebu::storage::{IoBuf, IoBufs};
+    use zebu_engine::storage::{IoBuf, IoBufs};
 
     type Answer = Result<Vec<u8>, i32>;
 

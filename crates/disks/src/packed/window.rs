@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use zebu::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_drivers::fresh_identity;
+use zebu_engine::storage::{Completer, Storage, StorageAbilities, StorageDone, StorageOp};
 use zebu_storage::sync::Mutex;
 
 /// Threads that read.

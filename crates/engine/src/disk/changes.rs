@@ -120,6 +120,7 @@ impl Disk {
     /// A walk over the extents of a range of the disk, through the whole chain.
     ///
     /// ```
+    /// # use zebu_engine as zebu;
     /// use zebu::{CreateOptions, Disk, OpenOptions};
     /// # let dir = tempfile::tempdir().unwrap();
     /// # let path = dir.path().join("disk.qcow2");

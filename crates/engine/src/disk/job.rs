@@ -14,6 +14,7 @@ impl Disk {
     /// options ([`JobControl`](crate::jobs::JobControl)).
     ///
     /// ```
+    /// # use zebu_engine as zebu;
     /// use zebu::jobs::{BackupOptions, backup};
     /// use zebu::{CreateOptions, Disk, OpenOptions};
     /// # let dir = tempfile::tempdir().unwrap();
@@ -58,6 +59,7 @@ impl Disk {
 /// ([`JobControl`](crate::jobs::JobControl)).
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use zebu::storage::IoBuf;
 /// use zebu::{CreateOptions, Disk, OpenOptions};
 /// # let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! The end of a backup or a checkpoint, for which guests wait no longer.
 
+use crate::Error;
 use crate::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use crate::sync::{Mutex, WaitPlace, WaitRoom};
-use crate::Error;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;

@@ -11,6 +11,7 @@ use zebu_storage::{DetachedWorker, Engine, IoError, Worker, WorkerConfig};
 /// [`QueueBuilder::build`] or [`DetachedQueue::attach`].
 ///
 /// ```
+/// # use zebu_engine as zebu;
 /// use zebu::{CreateOptions, Disk, OpenOptions, Request};
 /// use zebu::storage::IoBuf;
 /// # let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Images that QEMU made and left in order: the same numbers, over versions, cluster sizes, widths and features.
 
 use crate::support::{LUKS_SECRET, Random, TestImage, qemu_img, skipped};
-use zebu::check::CheckOptions;
-use zebu::{CacheMode, Sharing};
+use zebu_engine::check::CheckOptions;
+use zebu_engine::{CacheMode, Sharing};
 
 /// A seeded mix of writes, zeroes and discards over the first `clusters` clusters.
 fn mix(seed: u64, cluster: u64, clusters: u64, count: u64) -> Vec<String> {
@@ -201,7 +201,7 @@ fn the_data_file_is_not_opened() {
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", &options, path.to_str().unwrap(), "1M"]);
     std::fs::remove_file(&data).unwrap();
     let report = crate::support::on_worker(async |worker| {
-        zebu::check::check(worker, &path, &CheckOptions::default()).await
+        zebu_engine::check::check(worker, &path, &CheckOptions::default()).await
     });
     assert!(report.unwrap().is_clean());
 }

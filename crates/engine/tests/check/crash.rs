@@ -2,8 +2,8 @@
 //! the same disk, is no more damaged than before, and can be repaired. The same after any failed operation.
 
 use crate::support::{TestImage, skipped};
-use zebu::check::{CheckOptions, CheckReport, FindingKind, Repair, check_file};
-use zebu::storage::FileKind;
+use zebu_engine::check::{CheckOptions, CheckReport, FindingKind, Repair, check_file};
+use zebu_engine::storage::FileKind;
 use zebu_sim::{
     Content, CrashOptions, FailedEffect, Fault, FaultRule, LogCursor, OpClass, OpFilter, SimFileConfig,
     SimWorld,
@@ -281,6 +281,6 @@ fn block_devices() {
     let worker = world.worker();
     let repair = CheckOptions::default().repair(Repair::All);
     let error = world.block_on(check_file(&worker, &file, &repair)).unwrap().unwrap_err();
-    assert_eq!(error.kind(), zebu::ErrorKind::NoSpace, "{error}");
+    assert_eq!(error.kind(), zebu_engine::ErrorKind::NoSpace, "{error}");
     assert!(world.disk().content(NAME).unwrap().same_bytes(&full), "nothing was written");
 }

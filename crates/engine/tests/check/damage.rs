@@ -1,7 +1,7 @@
 //! Each kind of damage, done by hand: the same numbers and exit code as QEMU, or a difference with its reason.
 
 use crate::support::{TestImage, qemu_img, skipped};
-use zebu::check::{CheckReport, FindingKind, Repair};
+use zebu_engine::check::{CheckReport, FindingKind, Repair};
 
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;

@@ -2,7 +2,7 @@
 
 use crate::support::TestImage;
 use std::time::{Duration, Instant};
-use zebu::check::{CheckOptions, CheckReport, FindingKind, Repair};
+use zebu_engine::check::{CheckOptions, CheckReport, FindingKind, Repair};
 
 const COPIED: u64 = 1 << 63;
 /// Much more than any of these takes, much less than following them one by one would.
@@ -67,7 +67,7 @@ impl Crafted {
             let start = Instant::now();
             let options = CheckOptions::default().repair(Repair::All);
             let result = crate::support::on_worker(async |worker| {
-                zebu::check::check(worker, &self.image.path(), &options).await
+                zebu_engine::check::check(worker, &self.image.path(), &options).await
             });
             assert!(start.elapsed() < LONG, "{what}: {:?}", start.elapsed());
             if let Ok(report) = result {
@@ -204,7 +204,7 @@ fn any_byte() {
         for repair in [Repair::None, Repair::Leaks, Repair::All, Repair::All] {
             let options = CheckOptions::default().repair(repair);
             let _ = crate::support::on_worker(async |worker| {
-                zebu::check::check(worker, &copy.path(), &options).await
+                zebu_engine::check::check(worker, &copy.path(), &options).await
             });
         }
     }

@@ -4,9 +4,9 @@
 use crate::support::{Random, TestImage, on_worker, qemu_img, skipped};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use zebu::check::{CheckOptions, check};
-use zebu::storage::IoBufs;
-use zebu::{Format, Image, OpenOptions};
+use zebu_engine::check::{CheckOptions, check};
+use zebu_engine::storage::IoBufs;
+use zebu_engine::{Format, Image, OpenOptions};
 
 const SECTOR: u64 = 512;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -145,7 +145,7 @@ impl Written {
                 let (done, buffers) = image.read(worker, 0, IoBufs::from(worker.buffer(bytes.len()))).await;
                 done?;
                 buffers.copy_to(0, &mut bytes);
-                Ok::<_, zebu::Error>(bytes)
+                Ok::<_, zebu_engine::Error>(bytes)
             };
             (is_clean, read.await)
         });

@@ -1,7 +1,7 @@
 //! Seeded random damage: one bit or one word of one table. The numbers must be QEMU's.
 
 use crate::support::{Random, TestImage, skipped, tool};
-use zebu::check::{FindingKind, Repair};
+use zebu_engine::check::{FindingKind, Repair};
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
@@ -210,7 +210,7 @@ fn findings_are_bounded() {
     }
     let image = TestImage::new(&["-o", "cluster_size=4096"], "4M", &["write 0 4M"]);
     image.set_word(image.reftable(), 0);
-    let options = zebu::check::CheckOptions::default().max_findings(7);
+    let options = zebu_engine::check::CheckOptions::default().max_findings(7);
     let report = image.check_with(&options);
     assert_eq!(report.findings.len(), 7);
     assert!(matches!(report.findings[0].kind, FindingKind::RefcountTooLow { .. }));

@@ -1,8 +1,8 @@
 //! Headers that are refused: opening and checking say the same of each.
 
 use crate::support::on_worker;
-use zebu::check::{CheckOptions, check};
-use zebu::{CreateOptions, Error, ErrorKind, Format, Image, OpenOptions};
+use zebu_engine::check::{CheckOptions, check};
+use zebu_engine::{CreateOptions, Error, ErrorKind, Format, Image, OpenOptions};
 
 const EINVAL: i32 = 22;
 const ENOTSUP: i32 = 95;

@@ -2,10 +2,10 @@
 
 use crate::support::{LUKS_SECRET, Random, TestImage, on_worker, qemu_img, skipped};
 use std::sync::{Arc, Mutex};
-use zebu::check::{CheckOptions, Repair, check_file, rebuild_refcounts};
-use zebu::jobs::{JobControl, Progress};
-use zebu::storage::{Access, Create, File, LockMode, OpenFlags};
-use zebu::{CacheMode, ErrorKind};
+use zebu_engine::check::{CheckOptions, Repair, check_file, rebuild_refcounts};
+use zebu_engine::jobs::{JobControl, Progress};
+use zebu_engine::storage::{Access, Create, File, LockMode, OpenFlags};
+use zebu_engine::{CacheMode, ErrorKind};
 
 const COPIED: u64 = 1 << 63;
 
@@ -399,8 +399,9 @@ fn a_repair_needs_write_access_and_can_be_cancelled() {
 
     let options = CheckOptions::default();
     options.control.cancel.cancel();
-    let error =
-        on_worker(async |worker| zebu::check::check(worker, &image.path(), &options).await.unwrap_err());
+    let error = on_worker(async |worker| {
+        zebu_engine::check::check(worker, &image.path(), &options).await.unwrap_err()
+    });
     assert_eq!(error.kind(), ErrorKind::Cancelled);
 }
 

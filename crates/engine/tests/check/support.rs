@@ -4,8 +4,8 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use zebu::check::{CheckCounts, CheckOptions, CheckReport, FindingKind, Repair, check};
-use zebu::storage::{Engine, Worker, WorkerConfig};
+use zebu_engine::check::{CheckCounts, CheckOptions, CheckReport, FindingKind, Repair, check};
+use zebu_engine::storage::{Engine, Worker, WorkerConfig};
 
 /// Whether these tests are to be skipped because the machine has no QEMU, as `ZEBU_SKIP_QEMU=1` says.
 pub(crate) fn skipped() -> bool {

@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
-use zebu::jobs::JobControl;
-use zebu::storage::{
+use zebu_engine::jobs::JobControl;
+use zebu_engine::storage::{
     Access, Completer, Engine, File, IoBuf, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp,
     Worker, WorkerConfig,
 };
-use zebu::{
+use zebu_engine::{
     Disk, Durability, ErrorKind, Format, NewSnapshot, OpenOptions, OpenedFile, Preallocation, Request,
     Result, Shrink,
 };

@@ -4,8 +4,8 @@ use super::{ENGINES, create, for_writing, must_be_clean, open};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use zebu::jobs::{BackupOptions, Cancel, JobControl, backup};
-use zebu::{
+use zebu_engine::jobs::{BackupOptions, Cancel, JobControl, backup};
+use zebu_engine::{
     BitmapRecording, CacheMode, Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, OpenOptions, Shrink,
     SnapshotRef, ZeroMode,
 };
@@ -95,7 +95,7 @@ fn snapshots_bitmaps_extents_and_sizes_need_nothing_else() {
     for i in 0..600 {
         disk.write((2 << 20) + i * 131_072, &[1]).unwrap();
     }
-    let extents = disk.extents(0..disk.virtual_size()).collect::<zebu::Result<Vec<_>>>().unwrap();
+    let extents = disk.extents(0..disk.virtual_size()).collect::<zebu_engine::Result<Vec<_>>>().unwrap();
     assert!(extents.len() > 1200);
     assert!(extents.windows(2).all(|pair| pair[0].end() == pair[1].offset));
     assert_eq!(extents.last().unwrap().end(), 128 << 20);

@@ -4,8 +4,10 @@ use super::{ENGINES, create, for_writing, must_be_clean, open};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::ThreadId;
-use zebu::storage::{Completer, Engine, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp};
-use zebu::{
+use zebu_engine::storage::{
+    Completer, Engine, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp,
+};
+use zebu_engine::{
     CacheMode, Disk, ErrorKind, Format, NewSnapshot, OpenOptions, OpenedFile, Shrink, SnapshotRef, ZeroMode,
 };
 

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use zebu::jobs::{BackupOptions, JobControl, backup};
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Preallocation, Request, Shrink, ZeroMode};
+use zebu_engine::jobs::{BackupOptions, JobControl, backup};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{
+    Disk, Durability, ErrorKind, NewBitmap, NewSnapshot, Preallocation, Request, Shrink, ZeroMode,
+};
 
 #[test]
 fn a_closed_disk_answers_with_an_error() {
@@ -127,7 +129,7 @@ fn a_function_of_the_caller_that_panics_ends_its_job_only() {
     let error =
         disk.run(async move |image, worker| Box::pin(backup(&worker, &image, &options)).await).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Panicked);
-    let error = disk.run(async |_, _| -> zebu::Result<()> { panic!("as intended") }).unwrap_err();
+    let error = disk.run(async |_, _| -> zebu_engine::Result<()> { panic!("as intended") }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Panicked);
     disk.write(65536, &vec![1; 65536]).unwrap();
     disk.close().unwrap();

@@ -13,8 +13,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Access, CreateOptions, Durability, Image, OpenOptions, Queue, Request};
 
 /// Longer than anything here takes on a machine with other work.
 const AGES: Duration = Duration::from_secs(600);

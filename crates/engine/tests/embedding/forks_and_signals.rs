@@ -3,8 +3,8 @@
 use super::{ENGINES, create, for_writing, must_be_clean, open};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Disk, Durability, ErrorKind, NewSnapshot, Preallocation, Shrink, ZeroMode};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Disk, Durability, ErrorKind, NewSnapshot, Preallocation, Shrink, ZeroMode};
 
 /// Runs `work` in a child of fork(2), which ends with 0 if it is true.
 fn holds_in_child(work: impl FnOnce() -> bool) -> bool {
@@ -80,7 +80,7 @@ fn a_worker_of_a_child_gets_errors_of_its_parents_image() {
                     image.close(&worker).await,
                 ]
             });
-            let is_refused = |result: zebu::Result<()>| {
+            let is_refused = |result: zebu_engine::Result<()>| {
                 result.is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)
             };
             results.into_iter().all(is_refused)

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
-use zebu::check::{CheckOptions, check};
-use zebu::jobs::{
+use zebu_engine::check::{CheckOptions, check};
+use zebu_engine::jobs::{
     ConvertOptions, ConvertTarget, HydrateOptions, JobControl, LiveBackup, LiveBackupOptions, NewTarget,
     Progress, VerifyOptions, convert, hydrate, verify,
 };
-use zebu::storage::{Engine, IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{Engine, IoBuf, Worker};
+use zebu_engine::{
     CreateOptions, Disk, Durability, ErrorKind, Image, NewSnapshot, Preallocation, Request, Result, Shrink,
 };
 
@@ -145,7 +145,7 @@ fn a_function_that_is_told_of_an_error_may_use_disks() {
         .open(&path, &for_writing())
         .unwrap();
     // A request of a worker that is never driven again is in the way of the close.
-    let worker = Worker::new(&zebu::storage::WorkerConfig::default()).unwrap();
+    let worker = Worker::new(&zebu_engine::storage::WorkerConfig::default()).unwrap();
     let (image, on) = (disk.image().clone(), worker.clone());
     drop(worker.spawn(async move {
         image.write(&on, 0, IoBuf::zeroed(512).into(), Durability::Volatile).await.0.unwrap();
@@ -199,7 +199,8 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
         ("check", |image, worker, control, _| {
             Box::pin(async move {
                 let path = image.path().to_owned();
-                let options = CheckOptions::default().sharing(zebu::Sharing::Unlocked).control(control);
+                let options =
+                    CheckOptions::default().sharing(zebu_engine::Sharing::Unlocked).control(control);
                 check(&worker, &path, &options).await.map(drop)
             })
         }),
@@ -235,7 +236,7 @@ fn a_report_of_progress_that_panics_ends_its_job_only() {
 
 mod zebu_job {
     /// A job that runs on a disk's thread.
-    pub(super) type Running = std::pin::Pin<Box<dyn Future<Output = zebu::Result<()>>>>;
+    pub(super) type Running = std::pin::Pin<Box<dyn Future<Output = zebu_engine::Result<()>>>>;
 }
 
 /// A queue whose disk is closed while its requests are under way, from a thread that is no queue's.

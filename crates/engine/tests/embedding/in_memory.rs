@@ -5,10 +5,10 @@ use super::event_loops::worker;
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
-use zebu::storage::{
+use zebu_engine::storage::{
     Completer, File, IoBuf, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp, Worker,
 };
-use zebu::{
+use zebu_engine::{
     Access, CreateOptions, Durability, ErrorKind, Format, Image, NewSnapshot, OpenOptions, OpenedFile,
     ZeroMode,
 };
@@ -37,7 +37,7 @@ impl Memory {
                 done.finish(result);
             }
         });
-        let flags = OpenFlags::default().access(zebu::storage::Access::ReadWrite);
+        let flags = OpenFlags::default().access(zebu_engine::storage::Access::ReadWrite);
         let storage = Self { bytes: Arc::clone(bytes), requests };
         File::from_storage(Arc::new(storage), "memory", &flags).unwrap()
     }

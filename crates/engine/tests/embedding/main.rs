@@ -5,7 +5,6 @@ mod disk;
 mod disk_callers;
 mod disk_misuse;
 mod event_loops;
-mod examples;
 mod forks_and_signals;
 mod handles;
 mod in_memory;
@@ -18,8 +17,8 @@ mod wakes;
 mod written_back;
 
 use std::path::{Path, PathBuf};
-use zebu::storage::Engine;
-use zebu::{Access, CreateOptions, Disk, OpenOptions};
+use zebu_engine::storage::Engine;
+use zebu_engine::{Access, CreateOptions, Disk, OpenOptions};
 
 const ENGINES: [Engine; 2] = [Engine::Threads, Engine::IoUring];
 
@@ -40,6 +39,6 @@ fn open(engine: Engine, path: &Path) -> Disk {
 
 /// Fails if the image has leaks or damage.
 fn must_be_clean(path: &Path) {
-    let report = Disk::check(path, &zebu::check::CheckOptions::default()).unwrap();
+    let report = Disk::check(path, &zebu_engine::check::CheckOptions::default()).unwrap();
     assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");
 }

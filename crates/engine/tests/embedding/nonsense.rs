@@ -9,14 +9,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
-use zebu::check::{CheckOptions, Repair};
-use zebu::jobs::{
+use zebu_engine::check::{CheckOptions, Repair};
+use zebu_engine::jobs::{
     BackupEnd, BackupOptions, CompareOptions, ConvertOptions, ConvertTarget, HydrateOptions, JobControl,
     LiveBackup, LiveBackupOptions, NewTarget, RebaseOptions, VerifyOptions, backup, compare, convert,
     hydrate, rebase, verify,
 };
-use zebu::storage::{Engine, IoBuf, IoBufs, Worker};
-use zebu::{
+use zebu_engine::storage::{Engine, IoBuf, IoBufs, Worker};
+use zebu_engine::{
     BitmapRecording, CacheMode, CreateOptions, Disk, Durability, ErrorKind, Format, Image, NewBitmap,
     NewSnapshot, OpenOptions, Preallocation, Request, Result, Shrink, SnapshotRef, ZeroMode,
 };

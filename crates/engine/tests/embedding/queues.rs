@@ -5,8 +5,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{read, retry_on_intr};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::os::fd::{AsFd, AsRawFd};
-use zebu::storage::IoBuf;
-use zebu::{Completion, Disk, Durability, ErrorKind, Queue, Request};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Completion, Disk, Durability, ErrorKind, Queue, Request};
 
 /// Writes and reads back by a loop as a virtual machine monitor has it: it waits for the descriptor, reads it, and takes
 /// completions one by one.
@@ -109,7 +109,7 @@ fn errors_are_those_of_the_standard_library_where_these_are_wanted() {
     let error = std::io::Error::from(error);
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     assert_eq!(error.to_string(), text);
-    assert!(error.get_ref().unwrap().is::<zebu::Error>());
+    assert!(error.get_ref().unwrap().is::<zebu_engine::Error>());
 }
 
 fn filter(calls: &[std::ffi::c_long], others: SeccompAction, these: SeccompAction) -> BpfProgram {
@@ -134,7 +134,8 @@ fn a_queue_that_was_made_before_needs_no_other_system_calls_than_those_listed() 
         assert!(status.success(), "{status}");
         return;
     }
-    let (listed, refused) = (zebu::storage::SYSTEM_CALLS, zebu::storage::SYSTEM_CALLS_TO_REFUSE);
+    let (listed, refused) =
+        (zebu_engine::storage::SYSTEM_CALLS, zebu_engine::storage::SYSTEM_CALLS_TO_REFUSE);
     let kill = filter(&[listed, refused].concat(), SeccompAction::KillProcess, SeccompAction::Allow);
     let refuse = filter(refused, SeccompAction::Allow, SeccompAction::Errno(1));
     for engine in ENGINES {

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-use zebu::storage::IoBuf;
-use zebu::{Disk, Durability, Request, ZeroMode};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Disk, Durability, Request, ZeroMode};
 
 /// A wait without an event takes longer than anything on a machine with other work.
 const AGES: Timespec = Timespec { tv_sec: 600, tv_nsec: 0 };

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::task::LocalSet;
-use zebu::Durability;
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::Durability;
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
 
 /// Polls the worker whenever its descriptor, which is registered once, or its timer says so.
 async fn drive(worker: Worker) {

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use zebu::check::{CheckOptions, check_file};
-use zebu::storage::{
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::storage::{
     Access, Completer, File, IoBuf, OpenFlags, Storage, StorageAbilities, StorageOp, Worker, WorkerConfig,
 };
-use zebu::{
+use zebu_engine::{
     CreateOptions, Durability, Format, Image, NewBitmap, NewSnapshot, OpenedFile, Preallocation, Result,
     Shrink, SnapshotRef, ZeroMode,
 };

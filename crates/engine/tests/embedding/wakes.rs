@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
-use zebu::storage::{Engine, IoBuf, Worker, WorkerConfig};
-use zebu::{Disk, Durability, Request};
+use zebu_engine::storage::{Engine, IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Disk, Durability, Request};
 
 /// A wait without an event takes longer than anything on a machine with other work.
 const AGES: Duration = Duration::from_secs(600);

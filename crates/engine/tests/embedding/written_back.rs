@@ -2,8 +2,8 @@
 
 use super::{create, for_writing};
 use std::path::Path;
-use zebu::storage::{IoBuf, Worker, WorkerConfig};
-use zebu::{Durability, Image, OpenOptions, ZeroMode};
+use zebu_engine::storage::{IoBuf, Worker, WorkerConfig};
+use zebu_engine::{Durability, Image, OpenOptions, ZeroMode};
 
 const CLUSTER: u64 = 65536;
 

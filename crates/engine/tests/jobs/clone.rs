@@ -5,8 +5,8 @@ use crate::support::{
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use zebu::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
-use zebu::{Format, RefPolicy, Result};
+use zebu_engine::jobs::{CloneMethod, CloneMode, CloneOptions, CloneReport, clone_image};
+use zebu_engine::{Format, RefPolicy, Result};
 
 fn clone(source: &Path, target: &Path, mode: CloneMode) -> Result<CloneReport> {
     let options = CloneOptions::default().mode(mode).refs(RefPolicy::All);

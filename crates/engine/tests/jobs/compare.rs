@@ -4,8 +4,10 @@ use crate::matrix::open;
 use crate::support::{Images, Seeded, disk, on_worker, qemu_img, text, tool, write_sparse};
 use crate::variants::{Variant, all};
 use std::path::{Path, PathBuf};
-use zebu::ErrorKind;
-use zebu::jobs::{CompareOptions, CompareReport, CompareStage, Comparison, JobControl, Strictness, compare};
+use zebu_engine::ErrorKind;
+use zebu_engine::jobs::{
+    CompareOptions, CompareReport, CompareStage, Comparison, JobControl, Strictness, compare,
+};
 
 fn compare_two(a: (&Path, &str), b: (&Path, &str), options: &CompareOptions) -> CompareReport {
     on_worker(async |worker| {

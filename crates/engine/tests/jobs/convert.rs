@@ -7,12 +7,12 @@ use crate::support::{
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use zebu::jobs::{
+use zebu_engine::jobs::{
     Cancel, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, JobControl, NewTarget, Phase, Progress,
     TargetContent, convert,
 };
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, CacheMode, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, Result, Sharing,
 };
 

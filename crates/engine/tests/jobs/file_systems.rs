@@ -4,11 +4,11 @@ use crate::mounted::Mounted;
 use crate::support::{Images, assert_same_bytes, disk, on_worker, qemu_img, text, write_sparse};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use zebu::jobs::{
+use zebu_engine::jobs::{
     CloneMethod, CloneMode, CloneOptions, ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget,
     ReadErrors, clone_image, convert,
 };
-use zebu::{CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Preallocation, Result};
+use zebu_engine::{CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, Preallocation, Result};
 
 fn convert_one(
     source: (&Path, Format),

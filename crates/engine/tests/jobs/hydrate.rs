@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use zebu::jobs::{AfterHydration, HydrateOptions, JobControl, hydrate};
-use zebu::storage::Worker;
-use zebu::{Access, ErrorKind, Image, NewSnapshot, OpenOptions, RefPolicy, Result, SnapshotRef};
+use zebu_engine::jobs::{AfterHydration, HydrateOptions, JobControl, hydrate};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, ErrorKind, Image, NewSnapshot, OpenOptions, RefPolicy, Result, SnapshotRef};
 
 /// Bytes that a hydration copies a second.
 const RATE: u64 = 4 << 20;

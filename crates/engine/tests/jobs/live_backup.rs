@@ -3,12 +3,12 @@
 use crate::support::{Images, on_worker};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use zebu::jobs::{Cancel, JobControl, LiveBackup, LiveBackupOptions, OnCopyError, UnfinishedImage};
-use zebu::storage::{
+use zebu_engine::jobs::{Cancel, JobControl, LiveBackup, LiveBackupOptions, OnCopyError, UnfinishedImage};
+use zebu_engine::storage::{
     Access as FileAccess, Completer, Create, File, IoBuf, LockMode, OpenFlags, Storage, StorageAbilities,
     StorageDone, StorageOp, Worker,
 };
-use zebu::{
+use zebu_engine::{
     Access, CreateOptions, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile, Shrink,
 };
 
@@ -24,7 +24,7 @@ async fn make(worker: &Worker, path: &Path, access: Access) -> Image {
     Image::open(worker, path, &options(access)).await.unwrap()
 }
 
-async fn write(worker: &Worker, image: &Image, offset: u64, byte: u8) -> zebu::Result<()> {
+async fn write(worker: &Worker, image: &Image, offset: u64, byte: u8) -> zebu_engine::Result<()> {
     let bytes = vec![byte; 65536];
     image.write(worker, offset, IoBuf::copy_of(&bytes).into(), Durability::Volatile).await.0
 }
@@ -69,10 +69,12 @@ fn a_failing_target_fails_the_guest_where_that_is_wanted() {
         assert_eq!(first_byte(worker, &source, 0).await, 1);
         // What is zero needs no copy.
         write(worker, &source, 1 << 19, 3).await.unwrap();
-        assert!(source.resize(worker, SIZE / 2, Shrink::Allow, zebu::Preallocation::Off).await.is_err());
+        assert!(
+            source.resize(worker, SIZE / 2, Shrink::Allow, zebu_engine::Preallocation::Off).await.is_err()
+        );
         drop(backup);
         write(worker, &source, 0, 2).await.unwrap();
-        source.resize(worker, SIZE / 2, Shrink::Allow, zebu::Preallocation::Off).await.unwrap();
+        source.resize(worker, SIZE / 2, Shrink::Allow, zebu_engine::Preallocation::Off).await.unwrap();
         source.close(worker).await.unwrap();
     });
 }
@@ -169,7 +171,7 @@ fn one_backup_at_a_time_and_of_the_same_size() {
         let first = start().await.unwrap();
         assert_eq!(start().await.unwrap_err().kind(), ErrorKind::Exists);
         assert_eq!(first.run(worker).await.unwrap().done, SIZE);
-        source.resize(worker, 2 * SIZE, Shrink::Refuse, zebu::Preallocation::Off).await.unwrap();
+        source.resize(worker, 2 * SIZE, Shrink::Refuse, zebu_engine::Preallocation::Off).await.unwrap();
         assert_eq!(start().await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     });
 }

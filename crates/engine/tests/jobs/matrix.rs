@@ -3,12 +3,12 @@
 use crate::support::{Images, assert_same_bytes, guest_bytes, json_number, on_worker, qemu_img, text, tool};
 use crate::variants::{Variant, all};
 use std::path::Path;
-use zebu::jobs::{
+use zebu_engine::jobs::{
     ConvertOptions, ConvertTarget, JobControl, MapEntry, MapOptions, Mapper, NewTarget, convert,
     measure_image,
 };
-use zebu::storage::Worker;
-use zebu::{CacheMode, Compression, CreateOptions, Format, Image, OpenOptions, Preallocation};
+use zebu_engine::storage::Worker;
+use zebu_engine::{CacheMode, Compression, CreateOptions, Format, Image, OpenOptions, Preallocation};
 
 fn format_of(name: &str) -> Format {
     if name == "raw" { Format::Raw } else { Format::Qcow2 }

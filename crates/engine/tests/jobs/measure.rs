@@ -2,8 +2,8 @@
 
 use crate::support::{json_number, qemu_img, tool};
 use proptest::prelude::*;
-use zebu::jobs::{Measurement, measure_size};
-use zebu::{CreateOptions, ErrorKind, Format, Preallocation};
+use zebu_engine::jobs::{Measurement, measure_size};
+use zebu_engine::{CreateOptions, ErrorKind, Format, Preallocation};
 
 fn options_text(create: &CreateOptions) -> String {
     let on = |flag| if flag { "on" } else { "off" };

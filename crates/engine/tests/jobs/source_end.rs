@@ -3,11 +3,13 @@
 use crate::support::{Images, disk, guest_bytes, on_worker, write_sparse};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use zebu::jobs::{
+use zebu_engine::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, JobControl, NewTarget, ReadErrors, SourceEnd,
     TargetClusters, TargetContent, convert,
 };
-use zebu::{Access, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Result};
+use zebu_engine::{
+    Access, CreateOptions, Error, ErrorKind, Format, Image, OpenOptions, Preallocation, Result,
+};
 
 /// Bytes of the disk, and of the source, which is zero behind it.
 const LEN: u64 = (5 << 20) + 1536;
@@ -27,7 +29,7 @@ fn new(path: &Path, create: CreateOptions) -> ConvertTarget {
     ConvertTarget::New(Box::new(NewTarget::new(path).create(create)))
 }
 
-async fn open(worker: &zebu::storage::Worker, path: &Path, format: Format, access: Access) -> Image {
+async fn open(worker: &zebu_engine::storage::Worker, path: &Path, format: Format, access: Access) -> Image {
     Image::open(worker, path, &OpenOptions::default().format(format).access(access)).await.unwrap()
 }
 

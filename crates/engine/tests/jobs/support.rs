@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use zebu::storage::{Worker, WorkerConfig};
+use zebu_engine::storage::{Worker, WorkerConfig};
 
 /// Runs a tool of QEMU, which must be installed (Debian: `qemu-utils`).
 pub(crate) fn tool(name: &str, args: &[&str]) -> Output {

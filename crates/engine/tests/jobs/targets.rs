@@ -8,11 +8,13 @@ use crate::support::{
 use crate::variants::scribble;
 use std::io::Read;
 use std::path::Path;
-use zebu::jobs::{
+use zebu_engine::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, JobControl, NewTarget, ReadErrors, TargetContent,
     convert, measure_image,
 };
-use zebu::{Access, CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result};
+use zebu_engine::{
+    Access, CacheMode, CreateOptions, ErrorKind, Format, Image, OpenOptions, RefPolicy, Result,
+};
 
 fn qcow2(access: Access) -> OpenOptions {
     OpenOptions::default().format(Some(Format::Qcow2)).access(access)

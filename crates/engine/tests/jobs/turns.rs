@@ -4,11 +4,11 @@ use crate::support::{Images, on_worker};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use zebu::jobs::{
+use zebu_engine::jobs::{
     ConvertOptions, ConvertReport, ConvertTarget, CopyMode, NewTarget, ReadErrors, TargetClusters, convert,
 };
-use zebu::storage::{Completer, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp};
-use zebu::{CreateOptions, ErrorKind, Format, Image, OpenOptions, OpenedFile, Result};
+use zebu_engine::storage::{Completer, File, OpenFlags, Storage, StorageAbilities, StorageDone, StorageOp};
+use zebu_engine::{CreateOptions, ErrorKind, Format, Image, OpenOptions, OpenedFile, Result};
 
 const LEN: u64 = 24 << 20;
 /// Where the disk can't be read.

@@ -1,7 +1,7 @@
 //! SEEK_DATA and SEEK_HOLE on an image.
 
-use zebu::storage::Worker;
-use zebu::{Image, Result};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Image, Result};
 
 /// The wanted kind of extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use zebu::{Access, Durability, ErrorKind, Format, Image, ZeroMode};
+use zebu_engine::{Access, Durability, ErrorKind, Format, Image, ZeroMode};
 use zebu_storage::{IoBuf, Socket};
 
 /// Bytes of data in flight; the kernel's further requests wait.
@@ -320,7 +320,7 @@ impl Job {
         }
     }
 
-    fn finish(&self, answer: Answer, len: u64, result: zebu::Result<()>) {
+    fn finish(&self, answer: Answer, len: u64, result: zebu_engine::Result<()>) {
         match self.end(len, result) {
             Ok(()) => answer.ok(&[]),
             Err(errno) => answer.error(errno),
@@ -328,7 +328,7 @@ impl Job {
     }
 
     /// Counts the request, and puts an error into the kernel's words.
-    fn end<T>(&self, len: u64, result: zebu::Result<T>) -> Result<T, Errno> {
+    fn end<T>(&self, len: u64, result: zebu_engine::Result<T>) -> Result<T, Errno> {
         self.export.metrics().end(self.seat.thread, self.kind, len, result.is_ok(), self.since.elapsed());
         result.map_err(|error| match (error.kind(), error.errno()) {
             (ErrorKind::OutOfRange, _) => Errno::NOSPC,

@@ -19,7 +19,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use zebu::Access;
+use zebu_engine::Access;
 use zebu_storage::Socket;
 
 /// Requests of one file that the kernel may have under way without anybody waiting for each.

@@ -18,8 +18,8 @@ use crate::export::Export;
 use crate::exports::Exports;
 use std::io;
 use std::sync::Arc;
-use zebu::Access;
-use zebu::storage::{IoBuf, Worker};
+use zebu_engine::Access;
+use zebu_engine::storage::{IoBuf, Worker};
 
 /// The longest data of an option that is skipped to answer with an error; with more the session ends.
 const MAX_SKIPPED_OPTION: u32 = 1 << 20;

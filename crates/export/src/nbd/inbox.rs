@@ -4,7 +4,7 @@ use super::peers::Peer;
 use super::transport::Transport;
 use std::io;
 use std::sync::Arc;
-use zebu::storage::{IoBuf, IoBufs, Worker};
+use zebu_engine::storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes that are received at once beside a payload.
 const STAGING: usize = 128 << 10;

@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use zebu::storage::{IoBuf, IoBufs, Worker};
+use zebu_engine::storage::{IoBuf, IoBufs, Worker};
 
 /// Bytes of memory from which heads are cut.
 const ARENA: usize = 4096;

@@ -330,8 +330,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
-    use zebu::storage::{Engine, Worker, WorkerConfig};
-    use zebu::{Access, Format, Image, OpenOptions};
+    use zebu_engine::storage::{Engine, Worker, WorkerConfig};
+    use zebu_engine::{Access, Format, Image, OpenOptions};
 
     const SIZE: usize = 1 << 20;
     const BLOCK: usize = 4096;

@@ -22,8 +22,8 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use zebu::storage::{IoBuf, IoBufs};
-use zebu::{Durability, ErrorKind, ZeroMode};
+use zebu_engine::storage::{IoBuf, IoBufs};
+use zebu_engine::{Durability, ErrorKind, ZeroMode};
 
 /// Bytes that reading ahead reads at once: of an image with the smallest clusters, 256 reads.
 const CACHE_STEP: u64 = 128 << 10;
@@ -373,7 +373,7 @@ impl Session {
     }
 
     /// Ends a change: flushes it, if the request has FUA.
-    async fn settle(&self, result: zebu::Result<()>, fua: bool) -> zebu::Result<()> {
+    async fn settle(&self, result: zebu_engine::Result<()>, fua: bool) -> zebu_engine::Result<()> {
         result?;
         let durability = if fua { Durability::Durable } else { Durability::Volatile };
         self.agreed.export.settle(&self.seat.worker, durability).await
@@ -428,7 +428,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// An error in the protocol's words.
-fn failure(error: zebu::Error) -> Failure {
+fn failure(error: zebu_engine::Error) -> Failure {
     let errno = match error.kind() {
         ErrorKind::NoSpace => NbdErrno::NoSpace,
         ErrorKind::ReadOnly => NbdErrno::NotPermitted,

@@ -5,8 +5,8 @@ use super::protocol::{STATE_DIRTY, STATE_HOLE, STATE_ZERO};
 use super::reply::StatusRun;
 use crate::export::Export;
 use std::ops::Range;
-use zebu::storage::Worker;
-use zebu::{DirtyBits, Extent, ExtentKind, Image, Result};
+use zebu_engine::storage::Worker;
+use zebu_engine::{DirtyBits, Extent, ExtentKind, Image, Result};
 
 /// Runs of one context in one reply.
 const MAX_RUNS: usize = 4096;

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 use zebu_storage::sync::Mutex;
 
 /// Limits, and the requests that wait for them.

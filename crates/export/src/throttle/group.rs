@@ -7,7 +7,7 @@ use crate::metrics::RequestKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Instant;
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 use zebu_storage::sync::Mutex;
 
 /// Limits that several exports share, fairly. Cheap to clone.

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use zebu::storage::{Worker, WorkerConfig};
+use zebu_engine::storage::{Worker, WorkerConfig};
 
 fn some(number: u64) -> Option<NonZeroU64> {
     NonZeroU64::new(number)

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use zebu::{Access, Image};
+use zebu_engine::{Access, Image};
 use zebu_storage::Socket;
 use zebu_storage::sync::Mutex;
 
@@ -280,7 +280,7 @@ impl UblkDevice {
     }
 
     /// Has the workers of `pool` do what programs ask of the device, which is there when this returns. The pool's workers must
-    /// have rings that take commands ([`Commands::Taken`](zebu::storage::Commands)).
+    /// have rings that take commands ([`Commands::Taken`](zebu_engine::storage::Commands)).
     ///
     /// # Errors
     /// The kernel refuses it.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
-use zebu::{Access, Durability, ErrorKind, ZeroMode};
+use zebu_engine::{Access, Durability, ErrorKind, ZeroMode};
 use zebu_storage::sabotage::{self, Fault};
 use zebu_storage::{DeviceCommand, IoBuf, IoBufs, Socket};
 
@@ -266,7 +266,7 @@ impl Queue {
     }
 
     /// An error in the words of block devices.
-    fn errno(&self, error: &zebu::Error) -> Errno {
+    fn errno(&self, error: &zebu_engine::Error) -> Errno {
         self.setup.log.write(Level::Debug, format_args!("{error}"));
         match (error.kind(), Errno::from_raw_os_error(error.errno())) {
             (ErrorKind::NoSpace, _) | (_, Errno::NOSPC | Errno::DQUOT) => Errno::NOSPC,

@@ -1,7 +1,7 @@
 //! The description of the device: feature bits and configuration space (virtio 1.2, 5.2).
 
 use crate::export::Export;
-use zebu::Access;
+use zebu_engine::Access;
 
 /// Bytes of a sector, the unit of virtio-blk.
 pub(crate) const SECTOR: u64 = 512;

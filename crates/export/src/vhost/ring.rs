@@ -23,7 +23,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use zebu::{Access, Durability, ZeroMode};
+use zebu_engine::{Access, Durability, ZeroMode};
 use zebu_storage::{IoBuf, IoBufs, Socket};
 
 #[cfg(feature = "fuzzing")]
@@ -510,12 +510,12 @@ impl Ring {
     }
 
     /// Ends a request that the image worked on. `written`: bytes in the guest's buffers, without the status.
-    fn end(self: &Rc<Self>, pending: &Pending, result: &zebu::Result<()>, written: u32) {
+    fn end(self: &Rc<Self>, pending: &Pending, result: &zebu_engine::Result<()>, written: u32) {
         match result {
             Ok(()) => self.finish(pending, Status::Ok, written),
             Err(error) => {
                 let status = match error.kind() {
-                    zebu::ErrorKind::Unsupported => Status::Unsupported,
+                    zebu_engine::ErrorKind::Unsupported => Status::Unsupported,
                     _ => Status::IoError,
                 };
                 self.messages.write(Level::Debug, format_args!("{error}"));

@@ -5,8 +5,8 @@ use crate::random::Random;
 use crate::thread_stress::recorder::fail;
 use std::cell::Cell;
 use std::rc::Rc;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{CacheMode, CreateOptions, Durability, Format, Image};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{CacheMode, CreateOptions, Durability, Format, Image};
 
 const DISK: u64 = 1 << 40;
 const UNIT: u64 = 65536;

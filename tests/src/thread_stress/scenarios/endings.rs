@@ -10,8 +10,8 @@ use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{CreateOptions, Disk, Durability, Image};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{CreateOptions, Disk, Durability, Image};
 
 const SIZE: u64 = 1 << 30;
 

@@ -3,7 +3,7 @@
 use super::stage::{Stage, must, read, shared, worker, write};
 use crate::thread_stress::recorder::fail;
 use std::sync::atomic::{AtomicBool, Ordering};
-use zebu::{CreateOptions, Format, Image, Preallocation, Shrink};
+use zebu_engine::{CreateOptions, Format, Image, Preallocation, Shrink};
 
 /// The part that an overlay grows by is zero, although its backing file has data there and a reader looks at its last cluster.
 pub(super) fn growth_beside_reads(stage: &mut Stage) {

@@ -4,8 +4,8 @@ use super::stage::{Expected, Stage, content, must, read, shared, worker, write};
 use crate::qemu::Qemu;
 use crate::thread_stress::recorder::fail;
 use std::collections::BTreeMap;
-use zebu::storage::Worker;
-use zebu::{ExtentKind, Image, NewSnapshot};
+use zebu_engine::storage::Worker;
+use zebu_engine::{ExtentKind, Image, NewSnapshot};
 
 const CLUSTER: u64 = 512;
 const SIZE: u64 = 64 << 20;

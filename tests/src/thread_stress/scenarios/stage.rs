@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use zebu::storage::{Engine, IoBuf, IoBufs, Worker};
-use zebu::{Access, CreateOptions, Durability, Error, Format, Image, OpenOptions, RefPolicy};
+use zebu_engine::storage::{Engine, IoBuf, IoBufs, Worker};
+use zebu_engine::{Access, CreateOptions, Durability, Error, Format, Image, OpenOptions, RefPolicy};
 
 /// The image of a scenario that is judged at the end.
 pub(super) const IMAGE: &str = "disk.qcow2";

@@ -4,8 +4,8 @@ use super::stage::{Expected, Stage, content, must, read, shared, worker, write};
 use crate::random::Random;
 use crate::thread_stress::recorder::fail;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use zebu::storage::Worker;
-use zebu::{CreateOptions, Image, NewSnapshot, ZeroMode};
+use zebu_engine::storage::Worker;
+use zebu_engine::{CreateOptions, Image, NewSnapshot, ZeroMode};
 
 const CLUSTER: u64 = 4096;
 /// Bytes of the disk that a table of such a cluster maps.

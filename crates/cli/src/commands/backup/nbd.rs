@@ -5,10 +5,10 @@ use crate::failure::Failure;
 use crate::session::Session;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use zebu::Image;
-use zebu::jobs::{BackupOptions, BackupReport, backup_streamed};
-use zebu::storage::{Access, File, IoBuf, LockMode, OpenFlags};
 use zebu_disks::{Context, given_only};
+use zebu_engine::Image;
+use zebu_engine::jobs::{BackupOptions, BackupReport, backup_streamed};
+use zebu_engine::storage::{Access, File, IoBuf, LockMode, OpenFlags};
 
 /// Bytes at the beginning of the disk that must be zero. No image begins so.
 const BEGINNING: usize = 512;
@@ -52,7 +52,7 @@ pub(super) fn back_up(
         .map_err(|error| Failure::opening(session.context(), disk, &error.into()))?;
     check_blank(session, &file)?;
     let worker = session.worker();
-    let failed = |error: zebu::Error| match error.image() {
+    let failed = |error: zebu_engine::Error| match error.image() {
         Some(path) if path == image.path() => Failure::during("error while reading the source", &error),
         _ => Failure::during(&format!("error while making the backup '{}'", disk.display()), &error),
     };

@@ -17,10 +17,10 @@ use crate::values::OutputFormat;
 use crate::watch::Watch;
 use serde::Serialize;
 use std::io::IsTerminal;
-use zebu::jobs::{BackupIdentity, BackupReport, BitmapUse, backup};
-use zebu::{Access, CacheMode, Compression, ErrorKind, Image};
 use zebu_disks::Context;
 use zebu_disks::packed::{Order, Reader};
+use zebu_engine::jobs::{BackupIdentity, BackupReport, BitmapUse, backup};
+use zebu_engine::{Access, CacheMode, Compression, ErrorKind, Image};
 use zebu_store::points::{Claim, Layer, Point, PointName, PointStore, PointsErrorKind, readable_time};
 
 /// How often a point is begun anew because its base went meanwhile.

@@ -4,8 +4,8 @@ use super::BackupArgs;
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
-use zebu::jobs::{BackupOptions, BackupReport, backup_streamed, measure_image};
-use zebu::{CreateOptions, Format, Image};
+use zebu_engine::jobs::{BackupOptions, BackupReport, backup_streamed, measure_image};
+use zebu_engine::{CreateOptions, Format, Image};
 use zebu_store::{Length, StoreName, UploadOptions};
 
 /// Refuses what a backup in a store can't have, before anything is opened.
@@ -33,7 +33,7 @@ pub(super) fn back_up(
     mut options: BackupOptions,
 ) -> Result<BackupReport, Failure> {
     let worker = session.worker();
-    let failed = |error: zebu::Error| match error.image() {
+    let failed = |error: zebu_engine::Error| match error.image() {
         Some(path) if path == image.path() => Failure::during("error while reading the source", &error),
         _ => Failure::during("error while making the backup", &error),
     };

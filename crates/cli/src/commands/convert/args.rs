@@ -7,9 +7,9 @@ use crate::packed::PackedArgs;
 use crate::values::{NamedFormat, OutputFormat, Rate, Words, caches, formats, rate_argument, target_formats};
 use crate::watch::ProgressArg;
 use std::ffi::OsString;
-use zebu::{CacheMode, Format};
 use zebu_disks::Program;
 use zebu_disks::size::size_argument;
+use zebu_engine::{CacheMode, Format};
 
 /// Arguments of `zebu convert`.
 #[derive(Debug, clap::Args)]

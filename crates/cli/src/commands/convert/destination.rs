@@ -7,8 +7,8 @@ use crate::failure::Failure;
 use crate::store_target::store_name;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-use zebu::Format;
 use zebu_disks::Context;
+use zebu_engine::Format;
 use zebu_store::StoreName;
 
 /// Where a conversion goes.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use zebu::jobs::SourceEnd;
+use zebu_engine::jobs::SourceEnd;
 
 /// A run of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,9 +19,9 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TablePlaces, convert};
-use zebu::{Format, Image, Preallocation};
 use zebu_disks::{Context, Program};
+use zebu_engine::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, TablePlaces, convert};
+use zebu_engine::{Format, Image, Preallocation};
 
 /// Bytes that are copied at once.
 const PIECE: usize = 1 << 20;

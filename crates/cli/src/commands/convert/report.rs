@@ -2,8 +2,8 @@
 
 use crate::unreadable::{self, UnreadableRange};
 use serde::Serialize;
-use zebu::jobs::ConvertReport;
 use zebu_disks::{Disks, RemoteTransfers};
+use zebu_engine::jobs::ConvertReport;
 
 /// The JSON report. Figures are bytes of the virtual disk.
 #[derive(Serialize)]

@@ -7,8 +7,10 @@ use crate::failure::Failure;
 use crate::session::Session;
 use crate::store_target::{StoreTarget, divide};
 use crate::watch::Watch;
-use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, convert, measure_image};
-use zebu::{CreateOptions, Format, Image, Preallocation};
+use zebu_engine::jobs::{
+    ConvertOptions, ConvertReport, ConvertTarget, StreamedTarget, convert, measure_image,
+};
+use zebu_engine::{CreateOptions, Format, Image, Preallocation};
 use zebu_store::{Length, StoreName, UploadOptions};
 
 /// Converts into a new object, which takes the place of one of that name at the end.

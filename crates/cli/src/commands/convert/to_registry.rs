@@ -5,8 +5,8 @@ use crate::arguments::{ForceShareArg, InspectArgs};
 use crate::commands::push::{self, PushArgs};
 use crate::failure::Failure;
 use crate::temporary_directory::TemporaryDirectory;
-use zebu::Format;
 use zebu_disks::{Context, Program};
+use zebu_engine::Format;
 use zebu_oci::OciName;
 
 /// The image of a registry that the target is.

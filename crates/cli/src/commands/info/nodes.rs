@@ -8,10 +8,10 @@ use crate::output::json::path_text;
 use crate::session::Session;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use zebu::storage::{File, LockMode, OpenFlags};
-use zebu::{Access, Chain, Format, Image, ImageInfo, OpenOptions, Purpose};
 use zebu_disks::graph::{Description, Filter, Node, open_node, reference_node};
 use zebu_disks::{Context, Disks, ImageSpec, Reference};
+use zebu_engine::storage::{File, LockMode, OpenFlags};
+use zebu_engine::{Access, Chain, Format, Image, ImageInfo, OpenOptions, Purpose};
 
 /// Tells of the nodes of one command line.
 pub(super) struct Nodes<'a> {
@@ -263,7 +263,7 @@ fn through(node: InfoNode) -> InfoNode {
 
 /// A file of the system.
 fn file(context: &Context, path: &Path) -> Result<InfoNode, Failure> {
-    let failure = |error| Failure::opening(context, path, &zebu::Error::from(error));
+    let failure = |error| Failure::opening(context, path, &zebu_engine::Error::from(error));
     let file = File::open(path, &OpenFlags::default().lock(LockMode::None)).map_err(failure)?;
     Ok(InfoNode {
         actual_size: Some(file.disk_usage().map_err(failure)?),

@@ -10,8 +10,8 @@ use std::fs::File;
 use std::io::Write as _;
 use std::ops::Range;
 use std::path::PathBuf;
-use zebu::{Extent, ExtentKind, Image};
 use zebu_disks::errno_text;
+use zebu_engine::{Extent, ExtentKind, Image};
 
 /// Rows of a picture.
 const ROWS: usize = 16;

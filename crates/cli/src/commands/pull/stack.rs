@@ -5,10 +5,10 @@ use crate::failure::Failure;
 use crate::watch::Watch;
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::jobs::{ConvertOptions, ConvertTarget, NewTarget, convert};
-use zebu::storage::{Worker, WorkerConfig};
-use zebu::{Access, OpenOptions};
 use zebu_disks::{Context, printable};
+use zebu_engine::jobs::{ConvertOptions, ConvertTarget, NewTarget, convert};
+use zebu_engine::storage::{Worker, WorkerConfig};
+use zebu_engine::{Access, OpenOptions};
 use zebu_oci::{OciName, Readers};
 
 /// Makes a qcow2 image of the disk that `name` leads to; its length.

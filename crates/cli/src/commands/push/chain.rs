@@ -2,8 +2,8 @@
 
 use super::SECTOR;
 use std::fs::File;
-use zebu::{Format, Image};
 use zebu_disks::Context;
+use zebu_engine::{Format, Image};
 use zebu_oci::{LayerFormat, StackFile};
 
 /// The files of the chain of `image`, the lowest first; `title` is the name of the top in the image.

@@ -12,9 +12,9 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
-use zebu::jobs::{BackupIdentity, BackupOptions, PreviousBackup, backup};
-use zebu::{CacheMode, Compression};
 use zebu_disks::Context;
+use zebu_engine::jobs::{BackupIdentity, BackupOptions, PreviousBackup, backup};
+use zebu_engine::{CacheMode, Compression};
 use zebu_store::points::{Claim, Layer, Point, PointName, PointStore, differences};
 
 /// Arguments of `zebu compact`.
@@ -159,7 +159,7 @@ fn merge(
     watch: &Watch,
 ) -> Result<Layer, Failure> {
     let (context, worker) = (session.context(), session.worker());
-    let failed = |error: &zebu::Error| {
+    let failed = |error: &zebu_engine::Error| {
         Failure::during(&format!("error while merging layers of '{}'", store.name()), error)
     };
     let (image, _) = open_layers(context, worker, store, &run.point.layers[run.start..])

@@ -12,9 +12,9 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
-use zebu::storage::Worker;
-use zebu::{Access, CacheMode, Image};
 use zebu_disks::Context;
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, CacheMode, Image};
 use zebu_store::points::{ChangedRange, PointName, differences};
 
 /// Bytes of images that are compared at once.
@@ -113,7 +113,7 @@ fn of_images(args: &DeltaArgs, context: &Context) -> Result<Vec<ChangedRange>, F
     })
 }
 
-async fn compare(worker: &Worker, a: &Image, b: &Image) -> Result<Vec<ChangedRange>, zebu::Error> {
+async fn compare(worker: &Worker, a: &Image, b: &Image) -> Result<Vec<ChangedRange>, zebu_engine::Error> {
     let (short, long) = (a.virtual_size().min(b.virtual_size()), a.virtual_size().max(b.virtual_size()));
     let mut ranges: Vec<ChangedRange> = Vec::new();
     let mut note = |offset: u64, length: u64| match ranges.last_mut() {
@@ -143,7 +143,7 @@ async fn compare(worker: &Worker, a: &Image, b: &Image) -> Result<Vec<ChangedRan
     Ok(ranges)
 }
 
-async fn read(worker: &Worker, image: &Image, at: u64, len: u64) -> Result<Vec<u8>, zebu::Error> {
+async fn read(worker: &Worker, image: &Image, at: u64, len: u64) -> Result<Vec<u8>, zebu_engine::Error> {
     let (result, bufs) = image.read(worker, at, worker.buffer(len as usize).into()).await;
     result?;
     let mut bytes = vec![0; len as usize];

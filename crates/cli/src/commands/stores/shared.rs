@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use std::ffi::OsStr;
 use std::path::Path;
-use zebu::Image;
-use zebu::storage::{IoError, Worker};
 use zebu_disks::{Context, PointChain, without_secrets};
+use zebu_engine::Image;
+use zebu_engine::storage::{IoError, Worker};
 use zebu_store::points::{Keep, Layer, PointName, PointStore, PointsError};
 
 /// Heading of the rules, in the help.
@@ -113,9 +113,12 @@ pub(crate) fn open_layers(
     worker: &Worker,
     store: &PointStore,
     layers: &[Layer],
-) -> Result<(Image, PointChain), zebu::Error> {
-    let chain =
-        context.disks.remote.point_chain(store, layers).map_err(|error: IoError| zebu::Error::from(error))?;
+) -> Result<(Image, PointChain), zebu_engine::Error> {
+    let chain = context
+        .disks
+        .remote
+        .point_chain(store, layers)
+        .map_err(|error: IoError| zebu_engine::Error::from(error))?;
     let image = worker.block_on(Image::open(worker, &chain.top, &chain.options()))?;
     Ok((image, chain))
 }

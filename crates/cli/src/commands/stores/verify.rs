@@ -10,8 +10,8 @@ use crate::values::OutputFormat;
 use crate::watch::{ProgressArg, Watch};
 use serde::Serialize;
 use std::collections::HashMap;
-use zebu::jobs::{VerifyOptions, verify};
 use zebu_disks::Context;
+use zebu_engine::jobs::{VerifyOptions, verify};
 use zebu_store::points::{KnownDamage, ObjectState, Point, PointName, PointStore, PointsError};
 
 /// The exit code for a store that is damaged, as that of `check`.
@@ -178,7 +178,7 @@ fn errors_of(
                 told(format!("{} bytes at offset {}: {}", range.len, range.offset, range.error))
             }));
         }
-        Err(error) if error.kind() == zebu::ErrorKind::Cancelled => return Err(Failure::interrupted()),
+        Err(error) if error.kind() == zebu_engine::ErrorKind::Cancelled => return Err(Failure::interrupted()),
         Err(error) => errors.push(told(error.to_string())),
     }
     if size != point.disk_size {

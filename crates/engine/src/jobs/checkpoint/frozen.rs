@@ -3,9 +3,9 @@
 //! Before a request changes the disk, the chunks that it touches are kept, each once: a chunk is *as it was*, *busy* (one
 //! task keeps it, others that need it wait) or *kept*. Once it is kept, it may change. A chunk that was zero is kept without a byte.
 
-use crate::jobs::fate::Fate;
 use super::spill::{Kept, Part, Spill};
 use crate::before_change::HookOf;
+use crate::jobs::fate::Fate;
 use crate::node::Node;
 use crate::qcow2::bitmaps::Bits;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};

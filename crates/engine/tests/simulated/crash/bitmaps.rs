@@ -5,8 +5,8 @@ use crate::crash::guest::Guest;
 use crate::crash::judge::read_all;
 use crate::crash::setup::{Files, Setup};
 use std::collections::BTreeMap;
-use zebu::storage::Worker;
-use zebu::{Access, BitmapRecording, Image, NewBitmap};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, BitmapRecording, Image, NewBitmap};
 use zebu_sim::SimRng;
 
 /// The duty of a bitmap: each sector in which the disk differs from what it held at first. Up to what the disk held

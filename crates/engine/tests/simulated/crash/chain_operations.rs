@@ -5,10 +5,10 @@
 
 use crate::crash::judge::read_all;
 use crate::crash::setup::Files;
-use zebu::check::{CheckOptions, Severity, check_file};
-use zebu::jobs::{CommitOptions, RebaseOptions, TargetClusters, commit_images, rebase};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::check::{CheckOptions, Severity, check_file};
+use zebu_engine::jobs::{CommitOptions, RebaseOptions, TargetClusters, commit_images, rebase};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, BackingReference, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile, ZeroMode,
 };
 use zebu_sim::{Content, CrashOptions, Seeds, SimFileConfig, SimRng, SimWorld, Tear};
@@ -127,7 +127,7 @@ impl Case {
         image.close(worker).await.unwrap();
     }
 
-    async fn operate(&self, world: &SimWorld, worker: &Worker) -> zebu::Result<()> {
+    async fn operate(&self, world: &SimWorld, worker: &Worker) -> zebu_engine::Result<()> {
         if self.operation == Operation::Commit {
             let top = self.open(world, worker, &[TOP], Access::ReadWrite).await;
             let base = self.open(world, worker, &[OLD], Access::ReadWrite).await;

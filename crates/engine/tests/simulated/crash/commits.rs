@@ -4,8 +4,8 @@ use crate::crash::guest::Guest;
 use crate::crash::judge::{Leaks, judge};
 use crate::crash::setup::{Files, Origin, Setup};
 use std::rc::Rc;
-use zebu::storage::Worker;
-use zebu::{Durability, ZeroMode};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Durability, ZeroMode};
 use zebu_sim::{CrashOptions, Tear};
 
 /// Runs `work` on `files`; afterwards every state that a crash may leave has what was flushed.

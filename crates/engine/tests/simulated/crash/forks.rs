@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
-use zebu::check::{CheckOptions, check_file};
-use zebu::jobs::{ForkDisk, fork, reset};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Access, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile};
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::jobs::{ForkDisk, fork, reset};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Access, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile};
 use zebu_qcow2::{Header, Purpose, SealState};
 use zebu_sim::{
     Content, CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter, SimFileConfig,

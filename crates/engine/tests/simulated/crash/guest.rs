@@ -4,8 +4,8 @@ use crate::crash::bitmaps::Known;
 use crate::crash::setup::Setup;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ErrorKind, Image, Preallocation, ZeroMode};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, ErrorKind, Image, Preallocation, ZeroMode};
 use zebu_sim::{GuestModel, GuestOp, GuestRequest, GuestResult, SimRng};
 
 /// Which requests may fail.
@@ -141,7 +141,7 @@ impl Guest {
         self.model.borrow_mut().begin(request)
     }
 
-    fn end(&self, op: GuestOp, result: zebu::Result<()>, success: GuestResult) {
+    fn end(&self, op: GuestOp, result: zebu_engine::Result<()>, success: GuestResult) {
         let outcome = match result {
             Ok(()) => success,
             Err(error) => {
@@ -153,7 +153,7 @@ impl Guest {
     }
 
     /// Notes that something failed: nothing but what may fail now.
-    pub(crate) fn note_failure(&self, error: &zebu::Error) {
+    pub(crate) fn note_failure(&self, error: &zebu_engine::Error) {
         let kind = error.kind();
         let allowed = match self.failures.get() {
             Failures::Forbidden => false,
@@ -292,7 +292,7 @@ impl Guest {
         let op = self.begin(GuestRequest::Resize { len });
         let mode = how_to_grow(self.image.virtual_size(), len);
         crate::crash::bitmaps::cut_off(&mut self.bitmaps.borrow_mut(), len);
-        let result = self.image.resize(worker, len, zebu::Shrink::Allow, mode).await;
+        let result = self.image.resize(worker, len, zebu_engine::Shrink::Allow, mode).await;
         // A resize is durable when it completes.
         self.end(op, result, GuestResult::Durable);
     }

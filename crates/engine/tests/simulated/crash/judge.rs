@@ -2,9 +2,9 @@
 
 use crate::crash::setup::{Files, SNAPSHOT, Setup, TOP, passphrase};
 use std::process::Command;
-use zebu::check::{CheckOptions, check_file};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Image, Keys, OpenOptions};
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Image, Keys, OpenOptions};
 use zebu_sim::{GuestModel, SimFileConfig, SimWorld, backing_pattern};
 
 /// Bytes read at once.

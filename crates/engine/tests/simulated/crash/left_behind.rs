@@ -87,8 +87,8 @@ fn live(
 /// Has the model take what the next server finds: what was flushed, and old or new of the rest.
 fn settle(
     world: &SimWorld,
-    worker: &zebu::storage::Worker,
-    image: &zebu::Image,
+    worker: &zebu_engine::storage::Worker,
+    image: &zebu_engine::Image,
     model: &mut GuestModel,
 ) -> Result<(), String> {
     let len = image.virtual_size();

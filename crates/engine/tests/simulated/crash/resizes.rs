@@ -5,7 +5,7 @@ use crate::crash::judge::{Leaks, judge, read_all};
 use crate::crash::setup::{Files, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::Shrink;
+use zebu_engine::Shrink;
 use zebu_sim::{GuestRequest, GuestResult, Seeds, SimRng, Tally};
 
 /// Writes that may find the disk shorter than it was when they were sent, while resizes go on.

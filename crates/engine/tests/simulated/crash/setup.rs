@@ -2,9 +2,9 @@
 
 use crate::crash::snapshot;
 use std::time::Duration;
-use zebu::luks::{BlockCipher, CipherSpec, Mode};
-use zebu::storage::{FsKind, IoBuf, Worker};
-use zebu::{
+use zebu_engine::luks::{BlockCipher, CipherSpec, Mode};
+use zebu_engine::storage::{FsKind, IoBuf, Worker};
+use zebu_engine::{
     Access, CompressOptions, Compression, CreateOptions, Durability, Format, Image, Keys, NewEncryption,
     OpenOptions, OpenedFile, Passphrase, Preallocation, Shrink, ZeroPolicy,
 };
@@ -391,12 +391,12 @@ fn writable() -> OpenOptions {
         .keys(Keys::of_top(passphrase()))
 }
 
-async fn fill(worker: &Worker, image: &Image, pattern: &[u8]) -> zebu::Result<()> {
+async fn fill(worker: &Worker, image: &Image, pattern: &[u8]) -> zebu_engine::Result<()> {
     let (result, _) = image.write(worker, 0, IoBuf::copy_of(pattern).into(), Durability::Volatile).await;
     result?;
     image.close(worker).await
 }
 
-fn run(world: &SimWorld, work: impl Future<Output = zebu::Result<()>>) {
+fn run(world: &SimWorld, work: impl Future<Output = zebu_engine::Result<()>>) {
     world.block_on(work).unwrap().unwrap();
 }

@@ -10,9 +10,9 @@ use crate::crash::judge::{judge_by_qemu, read_all};
 use crate::crash::setup::{Files, Setup, TOP};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
-use zebu::storage::Worker;
-use zebu::{ErrorKind, Image, NewSnapshot, OpenOptions, SnapshotRef};
+use zebu_engine::check::{CheckOptions, FindingKind, Severity, check_file};
+use zebu_engine::storage::Worker;
+use zebu_engine::{ErrorKind, Image, NewSnapshot, OpenOptions, SnapshotRef};
 use zebu_sim::{CrashOptions, CrashState, GuestModel, Seeds, SimFileConfig, SimRng, SimWorld, Tally, Tear};
 
 /// A snapshot as it has to be.
@@ -115,7 +115,7 @@ impl Life<'_> {
     fn during(
         &mut self,
         allowed: &Allowed,
-        work: impl Future<Output = zebu::Result<()>>,
+        work: impl Future<Output = zebu_engine::Result<()>>,
     ) -> Result<bool, String> {
         let (setup, world) = (self.setup, self.world);
         let (mut rng, mut states, mut blame) = (self.rng.fork(), self.states, None);

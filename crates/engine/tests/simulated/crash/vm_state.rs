@@ -9,8 +9,8 @@ use crate::crash::setup::{BASE, Files, NAMES, Origin, Setup};
 use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::rc::Rc;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, CreateOptions, Durability, ErrorKind, Format, Image, NewSnapshot, OpenOptions, OpenedFile,
     Preallocation, Shrink, SnapshotRef,
 };
@@ -186,7 +186,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    fn run<T>(&self, work: impl Future<Output = zebu::Result<T>>) -> Result<T, String> {
+    fn run<T>(&self, work: impl Future<Output = zebu_engine::Result<T>>) -> Result<T, String> {
         self.world.block_on(work).map_err(|stuck| stuck.to_string())?.map_err(|e| e.to_string())
     }
 
@@ -318,7 +318,7 @@ pub(crate) fn a_longer_backing_file_does_not_show() {
         image.write_vm_state(&worker, 1000, IoBuf::copy_of(&[1; 100]).into()).await?;
         let after = read().await;
         image.close(&worker).await?;
-        Ok::<_, zebu::Error>((before, after))
+        Ok::<_, zebu_engine::Error>((before, after))
     });
     let (before, after) = ran.unwrap().unwrap();
     assert!(before.unwrap().iter().all(|byte| *byte == 0), "the backing file shows before a write");

@@ -6,7 +6,7 @@ use crate::crash::setup::{Files, Setup};
 use futures_util::future::{join, join_all};
 use std::cell::RefCell;
 use std::rc::Rc;
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 use zebu_sim::{CrashOptions, GuestRequest, GuestResult, SimRng, SimWorld, Tally, Tear};
 
 /// The result of work on a worker, once there is one.
@@ -116,7 +116,7 @@ impl Bench {
         Ok(())
     }
 
-    pub(crate) fn flush(&self) -> zebu::Result<()> {
+    pub(crate) fn flush(&self) -> zebu_engine::Result<()> {
         let op = self.guest.model.borrow_mut().begin(GuestRequest::Flush);
         let result = self.world.block_on(self.guest.image.flush(&self.workers[0])).unwrap();
         let ended = if result.is_ok() { GuestResult::Done } else { GuestResult::Failed };

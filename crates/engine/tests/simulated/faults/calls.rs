@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
-use zebu::Durability;
+use zebu_engine::Durability;
 use zebu_sim::{Fault, FaultRule, OpClass, OpFilter, Seeds, SimCaller, SimRng, Tally};
 
 /// Streams of requests, one of which is a thread's that makes a call of each, and crashes at random moments.

@@ -5,9 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::jobs::{BackupEnd, Checkpoint, CheckpointOptions, CheckpointSource, FrozenDisk};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::jobs::{BackupEnd, Checkpoint, CheckpointOptions, CheckpointSource, FrozenDisk};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, CreateOptions, DirtyBits, Durability, ErrorKind, Format, Image, NewBitmap, OpenOptions,
     OpenedFile, Preallocation, Shrink, ZeroMode,
 };
@@ -89,7 +89,7 @@ impl Ground {
     }
 
     /// Has all guests make so many changes, at the same time.
-    fn change(&self, rng: &mut SimRng, count: u64) -> Vec<zebu::storage::JoinHandle<()>> {
+    fn change(&self, rng: &mut SimRng, count: u64) -> Vec<zebu_engine::storage::JoinHandle<()>> {
         self.guests
             .iter()
             .map(|guest| {
@@ -174,7 +174,7 @@ impl Ground {
     }
 }
 
-async fn read(worker: &Worker, disk: &FrozenDisk, blocks: Range<u64>) -> zebu::Result<Vec<u8>> {
+async fn read(worker: &Worker, disk: &FrozenDisk, blocks: Range<u64>) -> zebu_engine::Result<Vec<u8>> {
     let mut bytes = vec![0; ((blocks.end - blocks.start) * BLOCK) as usize];
     let (read, bufs) = disk.read(worker, blocks.start * BLOCK, IoBuf::zeroed(bytes.len()).into()).await;
     read?;
@@ -207,7 +207,7 @@ fn knows(bits: &DirtyBits, before: &[u8], after: &[u8], what: &str) {
 }
 
 /// Reads of a part of one disk, with what they gave.
-type Seen = Rc<RefCell<Vec<(usize, Range<u64>, zebu::Result<Vec<u8>>)>>>;
+type Seen = Rc<RefCell<Vec<(usize, Range<u64>, zebu_engine::Result<Vec<u8>>)>>>;
 
 /// Has a checkpoint read here and there while guests go on.
 fn reader(
@@ -215,7 +215,7 @@ fn reader(
     rng: &mut SimRng,
     checkpoint: &Checkpoint,
     seen: &Seen,
-) -> zebu::storage::JoinHandle<()> {
+) -> zebu_engine::storage::JoinHandle<()> {
     let (disks, seen, worker) = (checkpoint.disks().to_vec(), seen.clone(), ground.workers[0].clone());
     let mut rng = rng.fork();
     ground.workers[0].spawn(async move {

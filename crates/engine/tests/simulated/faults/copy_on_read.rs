@@ -3,7 +3,7 @@
 use crate::crash::setup::{Origin, Setup};
 use crate::faults::bench::Bench;
 use futures_util::future::join_all;
-use zebu::{Durability, ExtentKind, ZeroMode};
+use zebu_engine::{Durability, ExtentKind, ZeroMode};
 use zebu_storage::sabotage::{self, Limit};
 
 const PATTERN: u64 = 64 << 10;

@@ -1,8 +1,8 @@
 //! An image whose metadata a write finds damaged: it is marked as corrupt where that was asked for, and nothing else changes.
 
 use crate::faults::bench::begin;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, CreateOptions, DamageMark, Durability, ErrorKind, Format, Image, OpenOptions, OpenedFile,
 };
 use zebu_sim::{Content, CrashOptions, OpClass, OpFilter, SimFileConfig, SimWorld, Tear};
@@ -16,7 +16,7 @@ fn writable() -> OpenOptions {
     OpenOptions::default().access(Access::ReadWrite)
 }
 
-async fn write(image: &Image, worker: &Worker, offset: u64, byte: u8) -> zebu::Result<()> {
+async fn write(image: &Image, worker: &Worker, offset: u64, byte: u8) -> zebu_engine::Result<()> {
     let bytes = IoBuf::copy_of(&[byte; 512]);
     image.write(worker, offset, bytes.into(), Durability::Durable).await.0
 }
@@ -65,7 +65,7 @@ fn find_damage(damage: DamageMark) -> SimWorld {
             DamageMark::Leave => later?,
             _ => assert_eq!(later.unwrap_err().kind(), ErrorKind::Poisoned),
         }
-        Ok::<_, zebu::Error>(())
+        Ok::<_, zebu_engine::Error>(())
     });
     ran.unwrap().unwrap();
     world
@@ -91,7 +91,7 @@ pub(crate) fn a_damaged_image_is_marked_before_its_writer_is_told() {
                 result?;
                 let mut bytes = [0; 512];
                 bufs.copy_to(0, &mut bytes);
-                Ok::<_, zebu::Error>(bytes)
+                Ok::<_, zebu_engine::Error>(bytes)
             });
             assert_eq!(read.unwrap().unwrap(), [3; 512]);
         }

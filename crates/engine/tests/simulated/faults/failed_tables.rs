@@ -5,7 +5,7 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::{Bench, begin};
 use rustix::io::Errno;
-use zebu::{Durability, NewSnapshot, SnapshotRef};
+use zebu_engine::{Durability, NewSnapshot, SnapshotRef};
 use zebu_sim::{Content, FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter};
 
 const CLUSTER: u64 = 512;

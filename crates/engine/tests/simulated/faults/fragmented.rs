@@ -6,7 +6,7 @@ use crate::crash::limits::Limits;
 use crate::crash::setup::{Files, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use crate::faults::space::free_clusters;
-use zebu::{Durability, NewSnapshot};
+use zebu_engine::{Durability, NewSnapshot};
 use zebu_sim::{GuestRequest, SimFileConfig};
 use zebu_storage::sabotage::{Limit, limit};
 

@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::storage::FsKind;
-use zebu::{Durability, ErrorKind};
+use zebu_engine::storage::FsKind;
+use zebu_engine::{Durability, ErrorKind};
 use zebu_sim::{Fault, FaultRule, OpClass, OpFilter, Seeds, SimFileConfig, SimRng};
 use zebu_storage::sabotage::{Limit, limit};
 

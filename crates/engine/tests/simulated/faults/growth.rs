@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use zebu::storage::{File, IoBuf, Worker};
-use zebu::{
+use zebu_engine::storage::{File, IoBuf, Worker};
+use zebu_engine::{
     Access, CreateOptions, Durability, Format, Image, NewSnapshot, OpenOptions, OpenedFile, Preallocation,
     Shrink,
 };
@@ -126,7 +126,7 @@ pub(crate) fn preallocation_beside_a_snapshot_hides_nothing() {
             image.resize(worker, 4 * LARGE, Shrink::Refuse, mode).await?;
             let shown = read(&image, worker, 2 * LARGE, 2 * LARGE).await;
             image.close(worker).await?;
-            Ok::<_, zebu::Error>(shown)
+            Ok::<_, zebu_engine::Error>(shown)
         });
         let shown = run.unwrap().unwrap();
         let (before, after) = shown.split_at(1024);

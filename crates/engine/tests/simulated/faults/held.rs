@@ -6,8 +6,8 @@ use crate::crash::setup::{DATA, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use std::cell::Cell;
 use std::rc::Rc;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ZeroMode};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, ZeroMode};
 use zebu_sim::{HoldId, OpClass, OpFilter, Step};
 
 const CLUSTER: u64 = 4096;

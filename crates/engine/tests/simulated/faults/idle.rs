@@ -6,8 +6,8 @@ use crate::faults::bench::Bench;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::storage::Worker;
-use zebu::{Durability, NewSnapshot, ZeroMode};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Durability, NewSnapshot, ZeroMode};
 
 const CLUSTER: u64 = 4096;
 /// The first half of the disk is the idle worker's, the second one the other's.

@@ -3,8 +3,8 @@
 
 use crate::crash::setup::Setup;
 use crate::faults::bench::{Bench, Outcome, begin};
-use zebu::storage::IoBuf;
-use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef, ZeroMode};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Durability, ErrorKind, NewSnapshot, SnapshotRef, ZeroMode};
 use zebu_sim::{HoldId, OpClass, OpFilter, Seeds, SimRng};
 use zebu_storage::sabotage::{Fault, under};
 
@@ -35,7 +35,7 @@ fn tags(history: &[Vec<u32>], read: &Read, content: &[u8]) -> Result<(), String>
     Ok(())
 }
 
-fn start_read(bench: &Bench, image: &zebu::Image, rng: &mut SimRng, since: &[usize]) -> Read {
+fn start_read(bench: &Bench, image: &zebu_engine::Image, rng: &mut SimRng, since: &[usize]) -> Read {
     let first = rng.below(CLUSTERS);
     let count = 1 + rng.below((CLUSTERS - first).min(6));
     let since = since[first as usize..(first + count) as usize].to_vec();
@@ -204,9 +204,9 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
     let world = setup.world(&files, 0);
     let worker = world.worker();
     let top = world.open(crate::crash::setup::TOP, zebu_sim::SimFileConfig::default()).unwrap();
-    let options = zebu::check::CheckOptions::default();
+    let options = zebu_engine::check::CheckOptions::default();
     let report = world
-        .block_on(zebu::check::check_file(&worker, &top, &options))
+        .block_on(zebu_engine::check::check_file(&worker, &top, &options))
         .unwrap()
         .map_err(|e| e.to_string())?;
     if report.counts.corruptions + report.counts.check_errors > 0 {

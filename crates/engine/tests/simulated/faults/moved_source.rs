@@ -5,8 +5,8 @@ use crate::crash::setup::{Origin, Setup};
 use crate::faults::bench::Bench;
 use std::cell::RefCell;
 use std::rc::Rc;
-use zebu::jobs::{ConvertOptions, ConvertReport, ConvertTarget, CopyMode, TargetContent, convert};
-use zebu::{Access, Durability, Format, Image, OpenOptions, OpenedFile};
+use zebu_engine::jobs::{ConvertOptions, ConvertReport, ConvertTarget, CopyMode, TargetContent, convert};
+use zebu_engine::{Access, Durability, Format, Image, OpenOptions, OpenedFile};
 use zebu_sim::{Content, OpClass, OpFilter, SimFileConfig};
 
 const CLUSTER: u64 = 4096;

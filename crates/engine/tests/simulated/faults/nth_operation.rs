@@ -5,7 +5,7 @@ use crate::crash::guest::Failures;
 use crate::crash::setup::Setup;
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
-use zebu::ErrorKind;
+use zebu_engine::ErrorKind;
 use zebu_sim::{
     FailedEffect, Fault, FaultPlan, FaultRates, FaultRule, OpClass, OpFilter, Seeds, SimRng, Tally,
 };

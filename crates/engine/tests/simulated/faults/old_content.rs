@@ -5,8 +5,8 @@ use crate::crash::guest::Failures;
 use crate::crash::setup::{BASE, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
-use zebu::storage::IoBuf;
-use zebu::{Durability, ErrorKind};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Durability, ErrorKind};
 use zebu_sim::{
     FailedEffect, Fault, FaultRule, GuestRequest, GuestResult, OpClass, OpFilter, backing_pattern,
 };

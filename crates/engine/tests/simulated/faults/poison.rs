@@ -3,8 +3,8 @@
 use crate::crash::setup::{DATA, Setup, TOP};
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
-use zebu::storage::IoBuf;
-use zebu::{Durability, ErrorKind, ZeroMode};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Durability, ErrorKind, ZeroMode};
 use zebu_sim::{FailedEffect, Fault, FaultRule, OpClass, OpFilter};
 
 fn fail_the_nth_sync_of(bench: &Bench, file: &str, n: u64) {
@@ -32,7 +32,14 @@ fn is_poisoned(bench: &Bench) {
                     ("flush", image.flush(worker).await),
                     (
                         "resize",
-                        image.resize(worker, 1 << 20, zebu::Shrink::Refuse, zebu::Preallocation::Off).await,
+                        image
+                            .resize(
+                                worker,
+                                1 << 20,
+                                zebu_engine::Shrink::Refuse,
+                                zebu_engine::Preallocation::Off,
+                            )
+                            .await,
                     ),
                 ];
                 for (what, result) in results {

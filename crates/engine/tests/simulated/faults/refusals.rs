@@ -4,7 +4,9 @@ use crate::crash::guest::Failures;
 use crate::crash::setup::{DATA, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use std::rc::Rc;
-use zebu::{Durability, Format, Image, NewBitmap, OpenedFile, Preallocation, Shrink, ZeroMode, ZeroPolicy};
+use zebu_engine::{
+    Durability, Format, Image, NewBitmap, OpenedFile, Preallocation, Shrink, ZeroMode, ZeroPolicy,
+};
 use zebu_sim::{
     Facility, FailedEffect, Fault, FaultRule, GuestRequest, LogEvent, OpClass, OpFilter, Seeds, SimConfig,
     SimFileConfig, SimRng, SimWorld,

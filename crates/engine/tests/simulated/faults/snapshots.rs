@@ -4,7 +4,7 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::Bench;
 use rustix::io::Errno;
-use zebu::{Durability, NewSnapshot, Remedy, SnapshotRef};
+use zebu_engine::{Durability, NewSnapshot, Remedy, SnapshotRef};
 use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, OpClass, OpFilter};
 
 const SIZE: u64 = 64 << 10;

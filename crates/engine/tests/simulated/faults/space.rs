@@ -4,8 +4,8 @@ use crate::crash::guest::Failures;
 use crate::crash::judge::{Leaks, judge};
 use crate::crash::setup::{Files, Setup, TOP};
 use crate::faults::bench::Bench;
-use zebu::storage::IoBuf;
-use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{FailedEffect, Fault, FaultPlan, FaultRule, GuestRequest, OpClass, OpFilter, SimFileConfig};
 use zebu_storage::sabotage::{self, Limit};
 

@@ -6,8 +6,8 @@ use crate::crash::setup::{BASE, Origin, Setup, TOP};
 use crate::faults::bench::{Bench, Outcome, begin};
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::storage::Worker;
-use zebu::{Durability, NewBitmap, NewSnapshot, SnapshotRef, ZeroMode};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Durability, NewBitmap, NewSnapshot, SnapshotRef, ZeroMode};
 use zebu_sim::{Fault, FaultRule, HoldId, OpClass, OpFilter, Seeds, SimRng, Step};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -99,7 +99,7 @@ fn is_possible(setup: &Setup, operation: Operation) -> bool {
 }
 
 /// Makes what the operation needs.
-async fn prepare(operation: Operation, guest: &Guest, on: &Worker) -> zebu::Result<()> {
+async fn prepare(operation: Operation, guest: &Guest, on: &Worker) -> zebu_engine::Result<()> {
     match operation {
         Operation::ApplySnapshot | Operation::DeleteSnapshot => {
             guest.image.create_snapshot(on, NewSnapshot::named("one")).await.map(drop)

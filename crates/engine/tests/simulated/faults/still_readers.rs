@@ -2,8 +2,8 @@
 
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::begin;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Access, Durability, ErrorKind, Image, NewBitmap, OpenOptions, Result};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Access, Durability, ErrorKind, Image, NewBitmap, OpenOptions, Result};
 use zebu_sim::{OpClass, OpFilter};
 
 const CLUSTER: u64 = 4096;

@@ -3,7 +3,7 @@
 use crate::crash::setup::{Origin, Setup, TOP};
 use crate::faults::bench::{Bench, Outcome, begin};
 use std::time::Duration;
-use zebu::{Durability, ErrorKind, NewBitmap, NewSnapshot, SnapshotRef};
+use zebu_engine::{Durability, ErrorKind, NewBitmap, NewSnapshot, SnapshotRef};
 use zebu_sim::{OpClass, OpFilter, OpInfo};
 
 const CLUSTER: u64 = 4096;
@@ -126,7 +126,9 @@ fn the_header_and_memory_agree(operation: Operation) {
                 Operation::Delete => theirs.delete_snapshot(&on, &one).await,
                 Operation::AddBitmap => theirs.add_bitmap(&on, &NewBitmap::named("one")).await,
                 Operation::Grow => {
-                    theirs.resize(&on, 4 << 30, zebu::Shrink::Refuse, zebu::Preallocation::Off).await
+                    theirs
+                        .resize(&on, 4 << 30, zebu_engine::Shrink::Refuse, zebu_engine::Preallocation::Off)
+                        .await
                 }
             }
         });

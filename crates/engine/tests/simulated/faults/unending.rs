@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
-use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
+use zebu_engine::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{Content, OpClass, OpInfo, SimFileConfig};
 use zebu_storage::Worker;
 use zebu_storage::commit_steps::{self, CommitStep};
@@ -171,8 +171,8 @@ pub(crate) fn a_close_has_no_writes_beside_it() {
                 .block_on(image.resize(
                     &bench.workers[0],
                     80 * CLUSTER,
-                    zebu::Shrink::Refuse,
-                    zebu::Preallocation::Off
+                    zebu_engine::Shrink::Refuse,
+                    zebu_engine::Preallocation::Off
                 ))
                 .unwrap()
                 .is_err()
@@ -384,7 +384,9 @@ pub(crate) fn operations_alone_do_not_wait_without_end_for_a_write() {
         let first = snapshot("first");
         let (grown, on) = (image.clone(), bench.workers[2].clone());
         let growth = begin(&bench.workers[2], async move {
-            grown.resize(&on, CLUSTERS * CLUSTER, zebu::Shrink::Refuse, zebu::Preallocation::Off).await
+            grown
+                .resize(&on, CLUSTERS * CLUSTER, zebu_engine::Shrink::Refuse, zebu_engine::Preallocation::Off)
+                .await
         });
         for outcome in [&first, &growth] {
             if let Err(error) = bench.end(outcome, "an operation beside a write that sleeps") {
@@ -468,11 +470,9 @@ pub(crate) fn a_copy_of_the_file_does_not_wait_without_end_for_a_read_that_began
         }
         let copy = bench.world.file("copy", Content::default(), SimFileConfig::default());
         let (image, on) = (bench.guest.image.clone(), worker.clone());
-        let copied =
-            begin(
-                worker,
-                async move { zebu::jobs::file_snapshot(&on, &image, copy, Path::new("copy")).await },
-            );
+        let copied = begin(worker, async move {
+            zebu_engine::jobs::file_snapshot(&on, &image, copy, Path::new("copy")).await
+        });
         for _ in 0..steps {
             bench.world.step();
         }

@@ -1,9 +1,9 @@
 //! The backups that bitmaps go on from: whatever a crash or another program leaves, a bitmap that is said to go on from a backup knows
 //! of everything that was written since.
 
-use zebu::jobs::{BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBitmap};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::jobs::{BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBitmap};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     Access, BackupId, BitmapRecording, CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile,
 };
 use zebu_sim::{Content, CrashOptions, SimFileConfig, SimRng, SimWorld, Tear};

@@ -1,9 +1,9 @@
 //! Scenes of encrypted images.
 
 use crate::crash::setup::{PASSPHRASE, Setup, encryption, passphrase};
-use zebu::jobs::change_key_slots_in;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{
+use zebu_engine::jobs::change_key_slots_in;
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
     CreateOptions, Durability, Format, Image, KeySlotChange, KeySlotGuard, Keys, NewKey, OpenOptions,
     OpenedFile, Passphrase, SlotChoice,
 };

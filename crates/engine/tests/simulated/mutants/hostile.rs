@@ -2,8 +2,8 @@
 
 use crate::crash::setup::{Files, Origin, Setup, TOP};
 use crate::faults::bench::Bench;
-use zebu::storage::IoBuf;
-use zebu::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
+use zebu_engine::storage::IoBuf;
+use zebu_engine::{Durability, ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::Content;
 
 /// The bits of an entry of a mapping table that are an offset.

@@ -8,7 +8,7 @@ use crate::crash::judge::{Leaks, judge};
 use crate::crash::setup::{Files, NAMES, Origin, Setup};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::storage::Worker;
+use zebu_engine::storage::Worker;
 use zebu_sim::{CrashOptions, SimRng, SimWorld, Tear};
 use zebu_storage::sabotage::{Limit, limit};
 

@@ -3,8 +3,8 @@
 use crate::crash::setup::{BASE, Setup};
 use futures_util::future::join_all;
 use std::collections::HashSet;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, Image, NewSnapshot, Preallocation, Shrink, ZeroMode};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, Image, NewSnapshot, Preallocation, Shrink, ZeroMode};
 use zebu_sim::{LogEvent, LogKeep, SimOp, SimRng, SimWorld, backing_pattern};
 
 /// Bytes of a block of the ciphers: whoever finds so many of a text knows it.

@@ -1,8 +1,10 @@
 //! Bitmaps after a crash: one that recorded knows of everything that differs from what the disk held when it began, flushed or not.
 
-use zebu::jobs::{BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBitmap};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Access, CreateOptions, Durability, Format, Image, NewBitmap, OpenOptions, OpenedFile, ZeroMode};
+use zebu_engine::jobs::{BackupEnd, Copied, LiveBackup, LiveBackupOptions, LiveBitmap};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{
+    Access, CreateOptions, Durability, Format, Image, NewBitmap, OpenOptions, OpenedFile, ZeroMode,
+};
 use zebu_sim::{Content, CrashOptions, LogEvent, OpClass, SimFileConfig, SimRng, SimWorld, Tear};
 
 const SIZE: u64 = 4 << 20;

@@ -9,9 +9,9 @@ use crate::crash::judge::read_all;
 use crate::crash::setup::{Files, NAMES, Origin, Setup, TOP};
 use futures_util::future::join_all;
 use std::rc::Rc;
-use zebu::check::{CheckOptions, FindingKind, Severity, check_file};
-use zebu::storage::Worker;
-use zebu::{Image, NewSnapshot, OpenOptions, SnapshotRef};
+use zebu_engine::check::{CheckOptions, FindingKind, Severity, check_file};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Image, NewSnapshot, OpenOptions, SnapshotRef};
 use zebu_sim::{CrashOptions, GuestModel, SimFileConfig, SimRng, SimWorld, Tear};
 
 /// Operations in a life.
@@ -131,7 +131,7 @@ impl Life<'_> {
     fn during(
         &mut self,
         allowed: &Allowed,
-        work: impl Future<Output = zebu::Result<()>>,
+        work: impl Future<Output = zebu_engine::Result<()>>,
     ) -> Result<(), String> {
         let (setup, world, mut rng) = (self.setup, self.world, self.rng.fork());
         let tear = if setup.direct == 4096 { Tear::Block } else { Tear::Sector };

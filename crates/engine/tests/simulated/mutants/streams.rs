@@ -68,7 +68,7 @@ impl Shape {
                 Shape::Subclusters => {
                     setup.extended_l2
                         && !setup.external_data
-                        && setup.zero_policy == zebu::ZeroPolicy::Fallocate
+                        && setup.zero_policy == zebu_engine::ZeroPolicy::Fallocate
                 }
                 Shape::Direct => setup.direct == 4096,
                 Shape::TwoSlices => setup.cache_size == Some(2 * (512 + 96)) && setup.slice_size == Some(512),

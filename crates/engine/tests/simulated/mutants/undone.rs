@@ -2,8 +2,8 @@
 
 use crate::crash::judge::read_all;
 use crate::crash::setup::{DATA, Files, NAMES, Setup};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, Image, Preallocation, Shrink};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, Image, Preallocation, Shrink};
 use zebu_sim::{CrashOptions, SimWorld, Tear};
 
 /// Where the last cluster of the disk begins; the disk ends within it.

@@ -2,10 +2,10 @@
 
 use crate::crash::judge::read_all;
 use crate::crash::setup::TOP;
-use zebu::check::{CheckOptions, check_file};
-use zebu::jobs::UnfinishedImage;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile};
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::jobs::UnfinishedImage;
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{CreateOptions, Durability, Format, Image, OpenOptions, OpenedFile};
 use zebu_sim::{Content, CrashOptions, SimFileConfig, SimRng, SimWorld, Tear};
 
 const SIZE: u64 = 256 << 10;

@@ -11,7 +11,7 @@ use crate::schedules::report::Report;
 use crate::schedules::run::run;
 use shuttle::rand::RngCore;
 use std::sync::atomic::Ordering;
-use zebu::{Durability, ZeroMode};
+use zebu_engine::{Durability, ZeroMode};
 use zebu_storage::sabotage::{Fault, under};
 
 struct Scenario {

@@ -5,7 +5,7 @@ use crate::crash::setup::{BASE, Files, NAMES, Origin, SNAPSHOT, Setup};
 use crate::schedules::explore;
 use std::cell::RefCell;
 use std::sync::Mutex;
-use zebu::{Image, ZeroMode};
+use zebu_engine::{Image, ZeroMode};
 use zebu_sim::{Content, GuestModel, GuestRequest, Space};
 use zebu_storage::sabotage::{self, Limit};
 

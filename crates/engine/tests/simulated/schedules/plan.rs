@@ -4,7 +4,7 @@ use crate::crash::guest::Request;
 use crate::crash::limits::Limits;
 use crate::schedules::ground::Ground;
 use std::fmt;
-use zebu::{Durability, ZeroMode};
+use zebu_engine::{Durability, ZeroMode};
 use zebu_sim::SimRng;
 
 /// A kind of operation.

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-use zebu::check::{CheckOptions, check_file};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Image, OpenOptions};
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Image, OpenOptions};
 use zebu_sim::{
     CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult, OpClass,
     OpFilter, SimFileConfig, SimRng, SimWorld, Tear,

@@ -2,8 +2,8 @@
 
 use crate::crash::guest::Guest;
 use std::collections::BTreeMap;
-use zebu::storage::Worker;
-use zebu::{ErrorKind, NewSnapshot, SnapshotRef};
+use zebu_engine::storage::Worker;
+use zebu_engine::{ErrorKind, NewSnapshot, SnapshotRef};
 use zebu_sim::{GuestModel, GuestOp, GuestRequest, GuestResult, backing_pattern};
 
 #[derive(Clone)]

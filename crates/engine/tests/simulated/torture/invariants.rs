@@ -16,7 +16,7 @@ use crate::crash::setup::{DATA, Origin, Setup, TOP};
 use crate::torture::encrypted_data::EncryptedData;
 use crate::torture::possible_image::{Header, Reads, Source, Target, word};
 use std::collections::{BTreeMap, BTreeSet};
-use zebu::Compression;
+use zebu_engine::Compression;
 use zebu_sim::{Content, GuestModel, SECTOR, SimDisk, SimWorld, backing_pattern};
 
 /// Pointers to each host cluster.

@@ -8,8 +8,8 @@ use crate::torture::possible_image::Source;
 use futures_util::future::join_all;
 use std::process::Command;
 use std::rc::Rc;
-use zebu::storage::Worker;
-use zebu::{Access, Format, Image, Keys, OpenOptions, OpenedFile, ZeroMode};
+use zebu_engine::storage::Worker;
+use zebu_engine::{Access, Format, Image, Keys, OpenOptions, OpenedFile, ZeroMode};
 use zebu_luks::{CipherSpec, SectorCipher};
 use zebu_sim::{
     Content, CrashOptions, DiscardLeaves, GuestConfig, GuestModel, SECTOR, Seeds, SimConfig, SimFileConfig,

@@ -10,8 +10,8 @@ use crate::torture::length::Length;
 use futures_util::future::join_all;
 use std::fmt;
 use std::rc::Rc;
-use zebu::ErrorKind;
-use zebu::storage::Worker;
+use zebu_engine::ErrorKind;
+use zebu_engine::storage::Worker;
 use zebu_sim::{
     CrashOptions, CrashState, FaultPlan, FaultRates, GuestModel, GuestRequest, GuestResult, LogKeep, SimRng,
     SimWorld, Tally, Tear,

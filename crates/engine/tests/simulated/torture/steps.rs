@@ -12,9 +12,9 @@ use crate::torture::invariants::Invariants;
 use crate::torture::whole::{Change, Whole};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use zebu::check::{CheckOptions, check_file};
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ErrorKind, Image, OpenOptions, ZeroMode};
+use zebu_engine::check::{CheckOptions, check_file};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, ErrorKind, Image, OpenOptions, ZeroMode};
 use zebu_sim::{
     CrashOptions, FailedEffect, Fault, FaultPlan, FaultRule, GuestModel, GuestRequest, GuestResult, OpClass,
     OpFilter, Seeds, SimFileConfig, SimRng, SimWorld, Tally, Tear,

@@ -4,8 +4,8 @@
 use crate::crash::guest::Guest;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use zebu::storage::{IoBuf, Worker};
-use zebu::{Durability, ExtentKind, Image, NewBitmap, NewSnapshot, SnapshotRef};
+use zebu_engine::storage::{IoBuf, Worker};
+use zebu_engine::{Durability, ExtentKind, Image, NewBitmap, NewSnapshot, SnapshotRef};
 use zebu_sim::{GuestModel, GuestOp, GuestRequest};
 
 /// The name of what was there before the step.
@@ -41,7 +41,7 @@ pub(crate) struct Whole {
     /// Where the disk's first cluster lay then.
     place: Cell<Option<u64>>,
     is_under_way: Cell<bool>,
-    result: RefCell<Option<zebu::Result<()>>>,
+    result: RefCell<Option<zebu_engine::Result<()>>>,
 }
 
 impl Whole {
@@ -83,7 +83,7 @@ impl Whole {
         *self.result.borrow_mut() = Some(result);
     }
 
-    async fn make(&self, worker: &Worker, change: Change) -> zebu::Result<()> {
+    async fn make(&self, worker: &Worker, change: Change) -> zebu_engine::Result<()> {
         let image = &self.guest.image;
         match change {
             Change::TakeSnapshot => self.take(worker).await,
@@ -96,13 +96,13 @@ impl Whole {
         }
     }
 
-    async fn take(&self, worker: &Worker) -> zebu::Result<()> {
+    async fn take(&self, worker: &Worker) -> zebu_engine::Result<()> {
         self.new.set(Some(self.guest.model.borrow_mut().begin(GuestRequest::Read)));
         self.place.set(first_cluster(&self.guest.image, worker).await?);
         self.guest.image.create_snapshot(worker, snapshot(NEW)).await.map(drop)
     }
 
-    async fn go_back(&self, worker: &Worker) -> zebu::Result<()> {
+    async fn go_back(&self, worker: &Worker) -> zebu_engine::Result<()> {
         let image = &self.guest.image;
         // What failed may have come to the end of its first part.
         if !has_snapshot(image, NEW) {
@@ -192,7 +192,7 @@ fn has_snapshot(image: &Image, name: &str) -> bool {
 }
 
 /// Where the first byte of the disk lies.
-async fn first_cluster(image: &Image, worker: &Worker) -> zebu::Result<Option<u64>> {
+async fn first_cluster(image: &Image, worker: &Worker) -> zebu_engine::Result<Option<u64>> {
     Ok(match image.extent(worker, 0, 1).await?.kind {
         ExtentKind::Data { host } => Some(host),
         _ => None,

@@ -5,8 +5,8 @@ use crate::commands::stores::shared::open_layers;
 use crate::failure::Failure;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
-use zebu::jobs::{BackupOptions, PreviousBackup};
-use zebu::{Access, BackupId, ErrorKind, Image};
+use zebu_engine::jobs::{BackupOptions, PreviousBackup};
+use zebu_engine::{Access, BackupId, ErrorKind, Image};
 use zebu_store::points::{LAYERS_AT_MOST, Point, PointStore, PointsErrorKind, PointsPlace};
 
 /// The point that the next one stands on.
@@ -128,7 +128,7 @@ pub(super) struct BaseFiles(Vec<PathBuf>);
 
 impl BaseFiles {
     /// Whether the base can't be used because of this error. An object store may answer another time.
-    pub(super) fn are_why(&self, store: &PointStore, error: &zebu::Error) -> bool {
+    pub(super) fn are_why(&self, store: &PointStore, error: &zebu_engine::Error) -> bool {
         let is_here = matches!(store.name().place(), PointsPlace::Folder(_));
         let is_lasting = match error.kind() {
             ErrorKind::Cancelled | ErrorKind::Locked | ErrorKind::NoSpace => false,

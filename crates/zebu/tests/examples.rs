@@ -1,27 +1,27 @@
 //! The programs of `examples/` do what they say.
 
-use super::must_be_clean;
 use std::path::Path;
+use zebu::check::CheckOptions;
 use zebu::{Disk, OpenOptions};
 
 #[allow(dead_code)]
-#[path = "../../examples/event_loop.rs"]
+#[path = "../examples/event_loop.rs"]
 mod event_loop;
 #[cfg(feature = "vm-memory")]
 #[allow(dead_code)]
-#[path = "../../examples/guest_memory.rs"]
+#[path = "../examples/guest_memory.rs"]
 mod guest_memory;
 #[allow(dead_code)]
-#[path = "../../examples/live_backup.rs"]
+#[path = "../examples/live_backup.rs"]
 mod live_backup;
 #[allow(dead_code)]
-#[path = "../../examples/plain.rs"]
+#[path = "../examples/plain.rs"]
 mod plain;
 #[allow(dead_code)]
-#[path = "../../examples/tokio.rs"]
+#[path = "../examples/tokio.rs"]
 mod tokio_tasks;
 #[allow(dead_code)]
-#[path = "../../examples/tokio_threads.rs"]
+#[path = "../examples/tokio_threads.rs"]
 mod tokio_threads;
 
 /// Runs a program on a new disk. Afterwards the disk has these bytes at these places, and no damage.
@@ -29,7 +29,8 @@ fn runs<E: std::fmt::Debug>(program: fn(&Path) -> Result<(), E>, found: &[(u64, 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
     program(&path).unwrap();
-    must_be_clean(&path);
+    let report = Disk::check(&path, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean() && report.counts.leaks == 0, "{report:?}");
     let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
     for (offset, bytes) in found {
         let mut buf = vec![0; bytes.len()];

@@ -1,8 +1,8 @@
 //! Opens the images that are named, wherever they are: `nbd+unix:///e?socket=s`, `http://host/disk`, `json:{...}`, `disk.zst`.
 
 use zebu::OpenOptions;
+use zebu::disks::Context;
 use zebu::storage::{Worker, WorkerConfig};
-use zebu_disks::Context;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (context, worker) = (Context::default(), Worker::new(&WorkerConfig::default())?);

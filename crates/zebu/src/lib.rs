@@ -1,0 +1,9 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+#[doc(inline)]
+pub use zebu_engine::*;
+
+#[cfg(feature = "disks")]
+#[doc(inline)]
+pub use zebu_disks as disks;
