@@ -418,7 +418,11 @@ fn work_that_stands_still_leaves_threads_to_files() {
             .map(|_| {
                 let (worker, standing) = (worker.clone(), Arc::clone(&standing));
                 worker.clone().spawn(async move {
-                    worker.run_blocking(move || drop(standing.lock().unwrap().recv())).await;
+                    worker
+                        .run_blocking(move || {
+                            let _ = standing.lock().unwrap().recv();
+                        })
+                        .await;
                 })
             })
             .collect();

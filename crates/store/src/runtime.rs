@@ -26,7 +26,9 @@ mod tests {
     #[test]
     fn a_request_that_is_given_up_is_not_waited_for() {
         let (end, ended) = channel::<()>();
-        let request = move || drop(ended.recv());
+        let request = move || {
+            let _ = ended.recv();
+        };
         let given_up = wait(async {
             tokio::time::timeout(Duration::from_millis(10), tokio::task::spawn_blocking(request)).await
         });
