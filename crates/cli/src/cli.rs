@@ -451,10 +451,10 @@ fn own_usage_message(error: &clap::Error) -> String {
     let told = unknown_command(error);
     let is_command = told.is_some();
     let mut message = told.unwrap_or_else(|| no_door(error).unwrap_or_else(|| usage_message(error)));
-    if let Some(topic) = topic_of(error) {
-        let _ = write!(message, " (see 'zebu help {topic}')");
-    } else if let Some(remedy) = remedy_in_ctl(error).filter(|_| is_command) {
+    if let Some(remedy) = remedy_in_ctl(error) {
         let _ = write!(message, " ({remedy})");
+    } else if let Some(topic) = topic_of(error) {
+        let _ = write!(message, " (see 'zebu help {topic}')");
     } else if let Some(name) = suggestion(error) {
         let _ = write!(message, " (did you mean '{name}'?)");
     } else if let (false, Some(usage)) = (is_command, usage_around(error)) {
@@ -491,8 +491,13 @@ const WORDS_IN_CTL: [(&str, &str); 5] = [
 ];
 
 fn remedy_in_ctl(error: &clap::Error) -> Option<&'static str> {
-    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
-    WORDS_IN_CTL.iter().find(|(known, _)| known == word).map(|(_, remedy)| *remedy)
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else { return None };
+    let usage = usage.to_string();
+    let word = error.get(ContextKind::InvalidSubcommand).or_else(|| error.get(ContextKind::InvalidArg));
+    let Some(ContextValue::String(word)) = word else { return None };
+    let is_for_command = usage.contains(" ctl ") && usage.contains("<COMMAND>");
+    let known = WORDS_IN_CTL.iter().filter(|_| is_for_command).find(|(known, _)| known == word);
+    known.map(|(_, remedy)| *remedy)
 }
 
 /// The usage of the command that was given a word too many.

@@ -1,7 +1,7 @@
 //! The mapping cache under pressure: random operations against a model with room for two slices, over cluster sizes,
 //! slice sizes, chains, queues, with the index and without.
 //!
-//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu --test mapping_pressure`.
+//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu-engine --test mapping_pressure`.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

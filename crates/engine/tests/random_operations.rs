@@ -1,6 +1,6 @@
 //! Seeded random writes, zeroes, discards, flushes and reopenings against a model in memory, on real files.
 //!
-//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu --test random_operations`. `ZEBU_SEEDS` sets how many are run, and
+//! Replay one seed: `ZEBU_SEED=n cargo test -p zebu-engine --test random_operations`. `ZEBU_SEEDS` sets how many are run, and
 //! `ZEBU_REQUESTS` how many requests each has.
 
 use std::path::Path;

@@ -2,7 +2,7 @@
 //! deliberate faults that these tests must catch.
 //!
 //! `docs/testing.md` describes the tests, and how to run more of them. A module can be run alone:
-//! `cargo test -p zebu --test simulated crash::`.
+//! `cargo test -p zebu-engine --test simulated crash::`.
 
 mod crash;
 mod faults;

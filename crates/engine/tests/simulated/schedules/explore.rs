@@ -153,7 +153,7 @@ pub(crate) fn once(work: impl Fn() + Send + Sync + 'static) {
 pub(crate) fn tell_how_to_repeat(chosen: &str, test: &str) {
     eprintln!(
         "to repeat it: {chosen} ZEBU_REPLAY=SCHEDULE RUSTFLAGS='--cfg shuttle' cargo test \
-         --target-dir target/interleave -p zebu --test simulated schedules::{test}"
+         --target-dir target/interleave -p zebu-engine --test simulated schedules::{test}"
     );
 }
 
