@@ -175,7 +175,8 @@ Called by the name of QEMU's program, zebu behaves as that program does: its opt
   PATH=~/bin:$PATH qemu-img info disk.qcow2
 
 Under its own name, zebu takes the format of a new file from its suffix, and replaces no file without --force. Of the
-files that an image names, it opens only those that --allow-refs allows. Under QEMU's names it has none of these options.",
+files that an image names, it opens only those that --allow-refs allows. Under QEMU's names it has none of these
+options.",
     },
     Topic {
         name: "references",
