@@ -8,7 +8,7 @@
 //! - `vhost-user` (default): vhost-user-blk devices, `vhost::VhostUserBlk`.
 //! - `fuzzing` is for zebu's own fuzz targets, and no part of what versions promise.
 //!
-//! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu::storage::Worker`] each; a
+//! Nothing here needs an async runtime. A [`WorkerPool`] has threads with a [`zebu_engine::storage::Worker`] each; a
 //! connection belongs to one of them, and its sockets are driven by the same completion queue as the image's files.
 //!
 //! ```
