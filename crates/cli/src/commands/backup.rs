@@ -37,6 +37,7 @@ use zebu_engine::jobs::{
 };
 use zebu_engine::{Access, CacheMode, Compression};
 use zebu_oci::Readers;
+use zebu_store::points::PointMoment;
 
 /// Arguments of `zebu backup`.
 #[derive(Debug, clap::Args)]
@@ -99,6 +100,10 @@ pub(crate) struct BackupArgs {
     /// For a store: make a full point, which stands on no earlier one
     #[arg(long)]
     full: bool,
+
+    /// For a store: the moment at which the disk was so, as `zebu ctl` tells it for points of several disks; the point gets its time
+    #[arg(hide_short_help = true, long, value_name = "TIME-ID")]
+    moment: Option<PointMoment>,
 
     /// Memory for buffers, at least 4M and 4 clusters
     #[arg(hide_short_help = true, long, value_name = "SIZE", value_parser = memory_argument, default_value = "64M")]
@@ -213,8 +218,8 @@ pub(crate) fn run(args: &BackupArgs, context: &Context) -> Result<u8, Failure> {
             "--keep-last, --keep-daily, --keep-weekly and --keep-monthly are for stores (store:DIR/NAME)",
         ));
     }
-    if args.full || args.create_bitmap {
-        return Err(Failure::usage("--full and --create-bitmap are for stores (store:DIR/NAME)"));
+    if args.full || args.create_bitmap || args.moment.is_some() {
+        return Err(Failure::usage("--full, --create-bitmap and --moment are for stores (store:DIR/NAME)"));
     }
     // The bitmap is cleared in the end.
     let access = if args.bitmap.is_some() { Access::ReadWrite } else { Access::ReadOnly };

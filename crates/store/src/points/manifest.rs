@@ -13,6 +13,8 @@ pub const LAYERS_AT_MOST: usize = 256;
 const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The largest disk, in bytes: what a signed number can say.
 const LARGEST: u64 = i64::MAX as u64;
+/// The latest time of a point, in seconds after the beginning of 1970.
+pub(super) const LATEST: u64 = LARGEST / 1_000_000;
 
 /// A layer: a qcow2 image that holds what changed since the layer below it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +67,9 @@ pub struct Point {
     pub name: String,
     /// Seconds after the beginning of 1970, by the clock of the machine that made it.
     pub time: u64,
+    /// The id of a moment that it shares with points of other disks, whose time it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moment: Option<String>,
     /// Bytes of the disk.
     pub disk_size: u64,
     /// Bytes of a cluster of its layers.
@@ -147,8 +152,11 @@ impl Point {
         if !is_point(&self.name) || self.parent.as_ref().is_some_and(|parent| !is_point(parent)) {
             return Err("the name of the point can't be one".to_owned());
         }
-        if self.disk_size > LARGEST || self.time > LARGEST / 1_000_000 {
+        if self.disk_size > LARGEST || self.time > LATEST {
             return Err("the size or the time of the point is out of range".to_owned());
+        }
+        if self.moment.as_ref().is_some_and(|moment| !is_point(moment)) {
+            return Err("the id of the point's moment can't be one".to_owned());
         }
         if !self.cluster_size.is_power_of_two() || !(512..=2 << 20).contains(&self.cluster_size) {
             return Err(format!("clusters of {} bytes can't be", self.cluster_size));
@@ -212,6 +220,7 @@ mod tests {
             sequence: 3,
             name: "20261129T150102Z-3".to_owned(),
             time: 1_795_964_462,
+            moment: Some("4f1d".to_owned()),
             disk_size: 1 << 30,
             cluster_size: 65536,
             parent: Some("20261128T150102Z-2".to_owned()),
@@ -228,6 +237,13 @@ mod tests {
     }
 
     #[test]
+    fn a_point_without_a_moment_says_nothing_of_one() {
+        let alone = Point { moment: None, ..point() };
+        assert!(!String::from_utf8(alone.to_bytes()).unwrap().contains("moment"));
+        assert_eq!(Point::parse(&alone.to_bytes(), 3), Ok(alone));
+    }
+
+    #[test]
     fn hostile_manifests_are_refused() {
         let text = String::from_utf8(point().to_bytes()).unwrap();
         let layer = "a".repeat(64);
@@ -235,6 +251,7 @@ mod tests {
             ("\"version\": 2", "\"version\": 3", "version 3"),
             ("\"sequence\": 3", "\"sequence\": 4", "sequence"),
             ("20261129T150102Z-3", "../x", "name"),
+            ("4f1d", "../x", "moment"),
             (layer.as_str(), "../../etc/passwd", "SHA-256"),
             (layer.as_str(), &"A".repeat(64), "SHA-256"),
             (layer.as_str(), &"b".repeat(64), "itself"),

@@ -2,6 +2,7 @@
 
 use super::error::PointsErrorKind;
 use super::object::{Document, Failed, Held, Holder, LARGEST_DOCUMENT, Wrote};
+use super::pace::Pace;
 use crate::access::Access;
 use crate::environment::{Environment, of_process};
 use crate::failure::{describe, is_denial, is_passing};
@@ -36,6 +37,7 @@ pub(super) struct Objects {
     prefix: StoreName,
     http: HttpOptions,
     access: Mutex<Arc<Access>>,
+    pub(super) pace: Pace,
 }
 
 impl std::fmt::Debug for Objects {
@@ -58,7 +60,12 @@ impl Objects {
     pub(super) fn new(prefix: &StoreName, http: &HttpOptions) -> Result<Self, Failed> {
         let access = Access::new(prefix, http, Environment(&of_process))
             .map_err(|error| (PointsErrorKind::Io, error.reason().to_owned()))?;
-        Ok(Self { prefix: prefix.clone(), http: http.clone(), access: Mutex::new(Arc::new(access)) })
+        Ok(Self {
+            prefix: prefix.clone(),
+            http: http.clone(),
+            access: Mutex::new(Arc::new(access)),
+            pace: Pace::default(),
+        })
     }
 
     fn key(&self, key: &str) -> Key {
@@ -180,6 +187,7 @@ impl Objects {
         if len <= PART {
             let mut bytes = vec![0; len as usize];
             file.read_exact_at(&mut bytes, 0).map_err(|error| local(&error))?;
+            self.pace.wait_for(len);
             self.write(key, &bytes, &PutMode::Overwrite)?;
         } else {
             let part = PART.max(len.div_ceil(MOST_PARTS).next_multiple_of(1 << 20));
@@ -212,6 +220,7 @@ impl Objects {
                 }
                 let mut bytes = vec![0; part.min(len - index * part) as usize];
                 file.read_exact_at(&mut bytes, index * part).map_err(|error| local(&error))?;
+                self.pace.wait_for(bytes.len() as u64);
                 let bytes = Bytes::from(bytes);
                 let request = async |access: &Access| {
                     let payload = PutPayload::from_bytes(bytes.clone());

@@ -5,6 +5,7 @@ use super::folder::Folder;
 use super::name::{PointName, PointsPlace};
 use super::object::{Document, Failed, Held, Holder, Wrote};
 use super::objects::Objects;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zebu_remote::http::HttpOptions;
@@ -65,6 +66,13 @@ impl Place {
         match &*self.kind {
             Kind::Folder(folder) => Some(folder.path()),
             Kind::Objects(_) => None,
+        }
+    }
+
+    /// Has bytes that are sent away keep to a rate. In a folder none are.
+    pub(super) fn limit_sending(&self, rate: Option<NonZeroU64>) {
+        if let Kind::Objects(objects) = &*self.kind {
+            objects.pace.limit(rate);
         }
     }
 

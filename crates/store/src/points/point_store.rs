@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use zebu_remote::http::HttpOptions;
 
@@ -167,6 +168,11 @@ impl PointStore {
         }
     }
 
+    /// Has bytes that are sent to a bucket keep to a rate, in bytes a second.
+    pub fn limit_sending(&self, rate: Option<NonZeroU64>) {
+        self.place.limit_sending(rate);
+    }
+
     /// Its name.
     pub fn name(&self) -> &PointName {
         &self.place.name
@@ -258,7 +264,8 @@ impl PointStore {
         Err(self.place.failed(&point.key(), (PointsErrorKind::Busy, reason)))
     }
 
-    /// Publishes a point, whose sequence and name are given here. `lost` is told of each other point that came first.
+    /// Publishes a point, whose sequence and name are given here, and its time unless it is of a [moment](Point::moment). `lost`
+    /// is told of each other point that came first.
     ///
     /// # Errors
     /// The store's.
@@ -267,7 +274,9 @@ impl PointStore {
         for _ in 0..TRIES {
             point.version = VERSION;
             point.sequence = sequence;
-            point.time = now();
+            if point.moment.is_none() {
+                point.time = now();
+            }
             point.name = format!("{}-{sequence}", compact_time(point.time));
             match self.place.create(&point.key(), &point.to_bytes())? {
                 Wrote::Done => return Ok(point),

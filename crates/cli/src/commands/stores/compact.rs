@@ -264,6 +264,7 @@ mod tests {
             disk_size: 512,
             cluster_size: 512,
             parent: None,
+            moment: None,
             added: 0,
             layers: layers.chars().map(layer).collect(),
         }

@@ -3,6 +3,9 @@
 pub(crate) mod compact;
 pub(crate) mod delta;
 pub(crate) mod forget;
+pub(crate) mod new_point;
+pub(crate) mod point_options;
+pub(crate) mod point_report;
 pub(crate) mod points;
 pub(crate) mod restore;
 pub(crate) mod shared;

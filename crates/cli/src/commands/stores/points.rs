@@ -44,6 +44,9 @@ struct Line {
     name: String,
     sequence: u64,
     time: String,
+    /// The id of the moment that it shares with points of other disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moment: Option<String>,
     disk_size: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
@@ -87,6 +90,7 @@ fn line(point: &Point, verified: &Verified) -> Line {
         name: point.name.clone(),
         sequence: point.sequence,
         time: readable_time(point.time),
+        moment: point.moment.clone(),
         disk_size: point.disk_size,
         parent: point.parent.clone(),
         layers: point.layers.len(),

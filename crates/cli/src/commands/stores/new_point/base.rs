@@ -1,7 +1,7 @@
 //! The point that a new one stands on, and whether a bitmap shows what changed since.
 
-use super::super::BackupArgs;
-use crate::commands::stores::shared::open_layers;
+use super::super::point_options::{BaseChoice, MissingBitmap, PointOptions};
+use super::super::shared::open_layers;
 use crate::failure::Failure;
 use crate::session::Session;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(super) struct Choice {
 
 /// Looks for the point to go on from, among `points` from the oldest on.
 pub(super) fn choose(
-    args: &BackupArgs,
+    options: &PointOptions,
     session: &Session,
     store: &PointStore,
     image: &Image,
@@ -54,11 +54,11 @@ pub(super) fn choose(
     // Nothing was written.
     let _ = session.close(&found, Access::ReadOnly);
     let (size, clusters) = (image.virtual_size(), point.cluster_size);
-    let reason = if args.full {
+    let reason = if options.base == BaseChoice::None {
         Some("--full asks for it".to_owned())
     } else if point.disk_size != size {
         Some(format!("the disk has {size} bytes, that of point {name} {}", point.disk_size))
-    } else if clusters != args.cluster_size {
+    } else if clusters != options.layer.cluster_size {
         Some(format!("point {name} has clusters of {clusters} bytes"))
     } else if point.layers.len() >= LAYERS_AT_MOST {
         let count = point.layers.len();
@@ -86,7 +86,7 @@ pub(super) enum Marks {
 /// # Errors
 /// There is none of that name, and another one goes on from this store: probably that is meant.
 pub(super) fn marks(
-    args: &BackupArgs,
+    options: &PointOptions,
     image: &Image,
     bitmap: &str,
     choice: &Choice,
@@ -95,7 +95,7 @@ pub(super) fn marks(
     let Some(found) = all.iter().find(|found| found.name == bitmap) else {
         let other = all.iter().find(|other| other.base.is_some_and(|base| choice.ids.contains(&base)));
         return match other {
-            Some(other) if !args.create_bitmap => Err(Failure::new(format!(
+            Some(other) if options.missing_bitmap == MissingBitmap::Refuse => Err(Failure::new(format!(
                 "'{}' has no bitmap '{bitmap}', but bitmap '{}' goes on from the last point: give that name, or --create-bitmap for \
                  another one",
                 image.path().display(),
