@@ -233,6 +233,7 @@ Examples:
   zebu ctl /run/vm1.ctl resize +10G
   zebu ctl /run/vm1.ctl snapshot-create before-update
   zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
+  zebu ctl /run/vm1.ctl backup-start root data --to store:/backups/vm1 --keep-daily 7
   zebu ctl /run/vm1.ctl fork root --to vm1-monday.qcow2 --also data=vm1-data-monday.qcow2
   zebu ctl /run/vm1.ctl bitmap-add backup
   zebu ctl /run/vm1.ctl checkpoint root data --from sunday --bitmap monday --serve pull --until-idle
@@ -241,3 +242,9 @@ Examples:
   zebu ctl /run/vm1.ctl limit root group=tenant
   zebu ctl /run/vm1.ctl export-add -f qcow2 data /srv/data.qcow2
   zebu ctl /run/vm1.ctl jobs";
+
+pub(crate) const CTL_BACKUP_START: &str = "\
+Examples:
+  zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
+  zebu ctl /run/vm1.ctl backup-start --to store:/backups/vm1 --spill /var/tmp/vm1.spill
+  zebu ctl /run/vm1.ctl backup-start root data --to store:s3://bucket/nightly/vm1 --keep-daily 7 --output json";

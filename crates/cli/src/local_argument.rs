@@ -16,20 +16,3 @@ pub(crate) fn target_argument() -> impl TypedValueParser<Value = PathBuf> {
         if is_elsewhere { Ok(PathBuf::from(name)) } else { local_path(&name) }
     })
 }
-
-/// The same for the target of a backup by a server, which is a file. The refusal of another place says how a disk gets there.
-pub(crate) fn live_target_argument() -> impl TypedValueParser<Value = PathBuf> {
-    OsStringValueParser::new().try_map(|name| {
-        let is_elsewhere = name.to_str().is_some_and(is_on_server);
-        local_path(&name).map_err(|reason| {
-            if is_elsewhere {
-                format!(
-                    "{reason}; `zebu ctl SOCKET checkpoint --serve NAME --until-idle` exports the disk as it is now, and \
-                     `zebu backup -f raw` takes that export to a store"
-                )
-            } else {
-                reason
-            }
-        })
-    })
-}

@@ -97,6 +97,7 @@ A store keeps points in time of one disk, in a folder or in an object store:
   zebu points store:/backups/vm1
   zebu restore store:/backups/vm1 disk.qcow2
   zebu verify store:/backups/vm1
+  zebu ctl /run/vm1.ctl backup-start root data --to store:/backups/vm1
 
 The first backup makes the store. `forget` removes points by rules, `compact` merges layers, `delta` compares two
 points. `serve`, `convert` and others read a point as they read any disk.",

@@ -243,6 +243,18 @@ impl Watch {
             .rate_limit(None)
     }
 
+    /// For a job of several: `before` bytes were done by others before it, and all have `all`.
+    pub(crate) fn control_within(&self, before: u64, all: u64) -> JobControl {
+        let shared = Arc::clone(&self.shared);
+        self.control().progress(move |progress| {
+            shared.store(Snapshot {
+                phase: phase_name(progress.phase),
+                done: before + progress.done,
+                total: all,
+            });
+        })
+    }
+
     /// Notes how far work is that has no [`JobControl`].
     pub(crate) fn note(&self, phase: &'static str, done: u64, total: u64) {
         self.shared.store(Snapshot { phase, done, total });

@@ -8,6 +8,7 @@ mod bitmap_matrix;
 mod checkpoints;
 mod live_backup;
 mod live_increments;
+mod moment_points;
 mod point_faults;
 mod point_scene;
 mod points;

@@ -1,37 +1,32 @@
 //! `zebu ctl`: commands to a running `zebu serve`.
 
+mod backup;
 mod checkpoint;
 mod exports;
+mod follow;
 mod fork;
+mod nbd_place;
+mod points;
 mod server;
 
-use crate::arguments::EngineArgs;
-use crate::backing;
+use crate::examples;
 use crate::failure::Failure;
-use crate::local_argument::{live_target_argument, path_argument};
-use crate::output::{json, stderr, stdout};
-use crate::sector_size::{unusual, warn_of_lost};
-use crate::serve::control_request::{
-    BackupStart, Command, CompressionName, HydrateStart, OnError, TargetCache,
-};
+use crate::local_argument::path_argument;
+use crate::output::{json, stdout};
+use crate::serve::control_request::{Command, HydrateStart};
 use crate::serve::jobs;
-use crate::session::Session;
-use crate::values::{OutputFormat, Rate, ReferenceRule, SpeedName, rate_argument, reference_argument};
+use crate::values::{OutputFormat, Rate, rate_argument};
 use crate::watch::{ProgressArg, ProgressMode, Watch};
+use backup::{BackupStartArgs, backup};
 use checkpoint::{CheckpointArgs, checkpoint};
+use follow::follow;
 use serde_json::Value;
 use server::Server;
-use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use zebu_disks::size::{parse_size, size_argument};
-use zebu_disks::{Context, errno_text, printable};
-use zebu_engine::jobs::{NewFile, backing_name};
-use zebu_engine::{BackupId, Format};
-
-/// How often a backup that is waited for is asked about.
-const POLL: Duration = Duration::from_millis(100);
+use zebu_disks::{Context, printable};
+use zebu_engine::jobs::NewFile;
 
 /// Arguments of `zebu ctl`.
 #[derive(Debug, clap::Args)]
@@ -103,11 +98,18 @@ enum CtlCommand {
         /// The name of the snapshot
         name: String,
     },
-    /// Copy a disk as it is now into a new image, while clients go on to write
+    /// Copy a disk as it is now into a new image, or disks into their stores, while clients go on to write
     ///
     /// The file is no image before the backup is complete. Without -w, the command returns when the backup has begun.
-    #[command(allow_missing_positional = true)]
-    BackupStart(BackupStartArgs),
+    ///
+    /// With --to, a checkpoint shows all disks as they are at one moment, and the next point of each store is made of it by this
+    /// command, which has the credentials of the store and waits. Exit codes: 0 done, 1 no point is published, 3 points are published and
+    /// something that was to follow failed.
+    #[command(
+        override_usage = "zebu ctl SOCKET backup-start [OPTIONS] [EXPORT] TARGET\n       zebu ctl SOCKET backup-start [OPTIONS] [EXPORT]... --to STORE",
+        after_help = examples::CTL_BACKUP_START
+    )]
+    BackupStart(Box<BackupStartArgs>),
     /// Print how far the last backup of a disk is, as JSON
     BackupQuery {
         /// The export; may be left out if there is one
@@ -227,60 +229,6 @@ enum CtlCommand {
 }
 
 #[derive(Debug, Clone, clap::Args)]
-struct BackupStartArgs {
-    /// The export; may be left out if there is one
-    export: Option<String>,
-
-    /// The new image, a qcow2 one
-    #[arg(value_name = "TARGET", value_parser = live_target_argument())]
-    target: PathBuf,
-
-    /// Compress the clusters of the target
-    #[arg(long, value_enum, value_name = "zlib|zstd", hide_possible_values = true)]
-    compression_type: Option<CompressionName>,
-
-    /// Bytes of a cluster of the target [default: as in the image]
-    #[arg(long, value_name = "SIZE", value_parser = size_argument)]
-    cluster_size: Option<u64>,
-
-    /// Have a bitmap record what is written from now on; it is added if there is none
-    #[arg(long, value_name = "NAME")]
-    bitmap: Option<String>,
-
-    /// Copy only what the bitmap marks, on top of this backup, the last one that was made with it
-    #[arg(long, value_name = "FILE", requires = "bitmap", value_parser = path_argument())]
-    previous: Option<PathBuf>,
-
-    /// Which files that --previous names may be opened; may be given more than once
-    #[arg(long, value_name = "none|local|dir=PATH|prefix=URL|all", requires = "previous", value_parser = reference_argument)]
-    allow_refs: Vec<ReferenceRule>,
-
-    /// The side that fails if a chunk can't be copied before a client changes it: the backup, or the client's request
-    #[arg(long, value_enum, default_value_t, value_name = "backup|request", hide_possible_values = true)]
-    on_error: OnError,
-
-    /// Most bytes a second (0: no limit); what clients are about to change is copied at once
-    #[arg(short, long, value_name = "RATE", value_parser = rate_argument)]
-    rate: Option<Rate>,
-
-    /// How fast it goes: as the disk's latency allows, so that others who use it wait little longer, or at full speed
-    #[arg(long, value_enum, default_value_t, value_name = "adaptive|full", hide_possible_values = true)]
-    speed: SpeedName,
-
-    /// Pages of the target in the page cache: none (O_DIRECT), none that are written already, or all
-    /// [default: the first of these that its file system can do]
-    #[arg(short = 't', value_enum, value_name = "none|dontcache|writeback", hide_possible_values = true)]
-    cache: Option<TargetCache>,
-
-    /// Wait until the backup is complete; SIGINT and SIGTERM cancel it
-    #[arg(short, long)]
-    wait: bool,
-
-    #[command(flatten)]
-    progress: ProgressArg,
-}
-
-#[derive(Debug, Clone, clap::Args)]
 struct HydrateArgs {
     /// The export; may be left out if there is one
     export: Option<String>,
@@ -356,7 +304,12 @@ pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
         CtlCommand::SnapshotDelete { export, name } => {
             (Command::SnapshotDelete { export: server.export(export)?, name }, false)
         }
-        CtlCommand::BackupStart(start) => return backup(&mut server, &start),
+        CtlCommand::BackupStart(start) => {
+            return match &start.to {
+                Some(to) => points::back_up(&mut server, &start, to),
+                None => backup(&mut server, &start),
+            };
+        }
         CtlCommand::BackupQuery { export } => {
             (Command::BackupQuery { export: server.export(export)?, backup: None }, true)
         }
@@ -436,130 +389,10 @@ fn hydrate(server: &mut Server, args: &HydrateArgs) -> Result<u8, Failure> {
     follow(server, &mut watch, query, cancel, &format!("the hydration of '{name}'"))?
 }
 
-/// Waits until work of the server is over. The outer error: it could not be asked.
-fn follow(
-    server: &mut Server,
-    watch: &mut Watch,
-    query: impl Fn() -> Command,
-    cancel: impl Fn() -> Command,
-    what: &str,
-) -> Result<Result<u8, Failure>, Failure> {
-    loop {
-        if watch.cancel().is_cancelled() {
-            drop(server.ask(cancel())?);
-        }
-        let state = server.ask(query())?;
-        let bytes = |key: &str| state[key].as_u64().unwrap_or_default();
-        watch.note("copying", bytes("done"), bytes("total"));
-        return Ok(match state["status"].as_str() {
-            Some("running") => {
-                std::thread::sleep(POLL);
-                continue;
-            }
-            Some("completed") => {
-                watch.finish();
-                Ok(0)
-            }
-            Some("cancelled") => Err(Failure::interrupted()),
-            _ => {
-                let reason = state["error"].as_str().unwrap_or("for an unknown reason");
-                Err(Failure::new(format!("{what} failed: {reason}")))
-            }
-        });
-    }
-}
-
 /// A line for each snapshot: its id and its name.
 fn snapshot_lines(list: &Value) -> String {
     let text = |value: &Value| printable(value.as_str().unwrap_or_default()).into_owned();
     let snapshots = list.as_array().map(Vec::as_slice).unwrap_or_default();
     let line = |s: &Value| format!("{:<9} {}\n", text(&s["id"]), text(&s["name"]));
     snapshots.iter().map(line).collect::<Vec<_>>().concat()
-}
-
-/// The previous backup, as the target and the server know it.
-struct Previous {
-    /// The name by which the target finds it.
-    name: String,
-    id: Option<BackupId>,
-}
-
-/// Finds the previous backup, which must be an image of a disk that is not larger.
-fn find_previous(
-    server: &mut Server,
-    export: &str,
-    args: &BackupStartArgs,
-    previous: &Path,
-) -> Result<Previous, Failure> {
-    let session = Session::start(&server.context, &EngineArgs { aio: None, verbose: false }, None)?;
-    let image = backing::opened_chain(&session, previous, Format::Qcow2, &args.allow_refs)?;
-    let size = image.virtual_size();
-    let export = server.ask(Command::Stats { export: Some(export.to_owned()) })?;
-    let now = export["virtual-size"].as_u64().unwrap_or_default();
-    if size > now {
-        let previous = previous.display();
-        return Err(Failure::new(format!(
-            "the disk has {now} bytes, that of the previous backup '{previous}' {size}: make a full backup"
-        )));
-    }
-    let name = backing_name(previous, &args.target).map_err(|error| Failure::new(error.to_string()))?;
-    Ok(Previous { name, id: image.backup_id() })
-}
-
-/// Begins a backup into a file that is made here: the server itself may not be able to open any.
-fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
-    let target = args.target.display();
-    let name = server.export(args.export.clone())?;
-    let previous = args.previous.as_deref().map(|previous| find_previous(server, &name, args, previous));
-    let previous = previous.transpose()?;
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&args.target);
-    let file = file.map_err(|error| {
-        let reason = errno_text(error.raw_os_error().unwrap_or_default());
-        Failure::new(format!("could not make '{target}': {reason}"))
-    })?;
-    let remove = |failure: Failure| {
-        // It was made here, and nothing is in it.
-        let _ = std::fs::remove_file(&args.target);
-        failure
-    };
-    // Once the backup is complete, its name has to last as its content does.
-    let directory = args.target.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))
-        .and_then(|directory| directory.sync_all())
-        .map_err(|error| Failure::new(format!("could not make the name '{target}' durable: {error}")))
-        .map_err(remove)?;
-    let mut watch = Watch::start(if args.wait { args.progress.mode(false) } else { ProgressMode::None })?;
-    let path = std::path::absolute(&args.target).unwrap_or_else(|_| args.target.clone());
-    let start = Command::BackupStart(BackupStart {
-        export: name.clone(),
-        target: path,
-        compression: args.compression_type,
-        cluster_size: args.cluster_size,
-        bitmap: args.bitmap.clone(),
-        previous_id: previous.as_ref().and_then(|previous| previous.id).map(|id| id.to_string()),
-        previous: previous.map(|previous| previous.name),
-        on_error: args.on_error,
-        rate_limit: args.rate.and_then(|rate| rate.0),
-        cache: args.cache,
-        speed: args.speed,
-    });
-    let begun = server.ask_with(start, &[file.as_fd()]).map_err(remove)?;
-    drop(file);
-    if begun["target-cache"] == "memory" && args.cache.is_none() {
-        stderr::tell(
-            server.context.dialect,
-            &format!("'{target}' is on a file system in memory: its pages stay in the page cache"),
-        );
-    }
-    let sector = begun["logical-sector-size"].as_u64().and_then(|bytes| u32::try_from(bytes).ok());
-    warn_of_lost(sector.and_then(unusual), args.target.as_os_str());
-    if !args.wait {
-        return Ok(0);
-    }
-    // Others may begin backups of the same disk once this one is over.
-    let number = begun["backup"].as_u64();
-    let export = || name.clone();
-    let query = || Command::BackupQuery { export: export(), backup: number };
-    let cancel = || Command::BackupCancel { export: export(), backup: number };
-    follow(server, &mut watch, query, cancel, &format!("the backup to '{target}'"))?.map_err(remove)
 }

@@ -2,12 +2,12 @@
 
 use crate::failure::Failure;
 use crate::output::stdout;
-use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path};
+use crate::serve::address::{Address, Bound, SocketFile, bind_unix, numbered_path, told_address};
 use crate::serve::backups::Backups;
 use crate::serve::checkpoints::Checkpoints;
 use crate::serve::come_and_go::{Files, Origin, Served};
 use crate::serve::config_file::{self, ConfigFile, FileExport, Loaded};
-use crate::serve::controlled::{Controlled, Listens};
+use crate::serve::controlled::Controlled;
 use crate::serve::footprint::Footprint;
 use crate::serve::hydrations::Hydrations;
 use crate::serve::images::Images;
@@ -363,7 +363,7 @@ fn serve(
         enter_sandbox(session.context(), &log, &kernel_devices);
     }
     let memory = config.memory.clone();
-    let listens = if listeners.is_empty() { Listens::No } else { Listens::Yes };
+    let listens = listeners.iter().map(|listener| told_address(listener.name())).collect();
     let server = NbdServer::start(&pool, exports.clone(), listeners, config)?;
     kernel_devices.connect(&server)?;
     let devices = devices(args, &log, device_listeners, &pool, &exports, &memory)?;

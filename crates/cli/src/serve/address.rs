@@ -58,6 +58,12 @@ pub(crate) fn numbered_path(path: &Path, number: usize) -> PathBuf {
     name.into()
 }
 
+/// The address of a listener, as others are told: the path of a Unix socket leads to it from every directory.
+pub(crate) fn told_address(name: &str) -> String {
+    let path = name.strip_prefix("unix:").and_then(|path| std::path::absolute(path).ok());
+    path.map_or_else(|| name.to_owned(), |path| format!("unix:{}", path.display()))
+}
+
 /// A bound socket of either kind.
 pub(crate) enum Bound {
     Unix(UnixListener, Option<SocketFile>),

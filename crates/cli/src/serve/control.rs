@@ -4,7 +4,7 @@ use super::accept::{ConnectionSlot, Reader, send, within};
 use super::checkpoints;
 use super::come_and_go::{Clients, Turn};
 use super::control_request::{Command, Request, VERSION};
-use super::controlled::{Controlled, Listens, writable};
+use super::controlled::{Controlled, writable};
 use super::find_export::{find, find_named};
 use super::forks;
 use super::limit_change::LimitChange;
@@ -91,7 +91,9 @@ async fn execute(
     let Controlled { served, disks, exports, backups, checkpoints, listens, hydrations, memory, .. } =
         controlled;
     match command {
-        Command::Version => Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION })),
+        Command::Version => {
+            Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "control": VERSION, "nbd": listens }))
+        }
         Command::Stats { export: None } => {
             let mut all = json!({ "exports": exports.iter().map(|e| stats(&e)).collect::<Vec<_>>() });
             let cache = disks.remote.cache.counters();
@@ -192,7 +194,7 @@ async fn execute(
         }
         Command::Jobs => Ok(controlled.jobs().list()),
         Command::Cancel { export } => controlled.jobs().cancel(worker, &*the_export(exports, export)?).await,
-        Command::Checkpoint(_) if *listens == Listens::No => Err(
+        Command::Checkpoint(_) if listens.is_empty() => Err(
             "nothing listens for NBD clients, so nobody could pull a checkpoint: start the server with --nbd"
                 .into(),
         ),
@@ -339,6 +341,7 @@ fn stats(export: &Export) -> Value {
         "filename": image.path().to_string_lossy(),
         "virtual-size": image.virtual_size(),
         "read-only": export.access() == Access::ReadOnly,
+        "encrypted": image.is_chain_encrypted(),
         "clients": export.metrics().clients(),
         "in-flight": export.metrics().in_flight(),
         "limit": limits::of_export(export),

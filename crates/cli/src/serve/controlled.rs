@@ -14,13 +14,6 @@ use zebu_disks::Disks;
 use zebu_engine::{Access, Image};
 use zebu_export::{Export, Exports, MemoryBudget};
 
-/// Whether the server listens for NBD clients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Listens {
-    Yes,
-    No,
-}
-
 /// The subjects of requests: exports and their images.
 pub(crate) struct Controlled<'a> {
     /// Exports that come and go, and their limits.
@@ -30,8 +23,8 @@ pub(crate) struct Controlled<'a> {
     pub(crate) exports: Exports,
     pub(crate) backups: Backups,
     pub(crate) checkpoints: Checkpoints,
-    /// Whether NBD clients can come.
-    pub(crate) listens: Listens,
+    /// Where NBD clients can come, as the addresses of `--nbd`.
+    pub(crate) listens: Vec<String>,
     pub(crate) hydrations: Hydrations,
     pub(crate) memory: MemoryBudget,
     /// The turns of those who change the size of a disk, by the name of its export.

@@ -4,6 +4,7 @@ use super::server::Server;
 use crate::failure::Failure;
 use crate::local_argument::path_argument;
 use crate::serve::control_request::{CheckpointStart, Command};
+use serde_json::Value;
 use std::fs::OpenOptions;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
@@ -46,40 +47,54 @@ pub(crate) struct CheckpointArgs {
     until_idle: bool,
 }
 
-/// Makes a checkpoint. The spill is opened here: the server itself may not be able to open any file.
+/// Makes the checkpoint that the arguments describe.
 pub(super) fn checkpoint(server: &mut Server, args: &CheckpointArgs) -> Result<(), Failure> {
-    let limit = args.limit.map(|limit| {
-        NonZeroU64::new(limit).ok_or_else(|| {
-            Failure::usage(
-                "a limit of 0 leaves no room for what is overwritten: give a size, such as --limit 1G",
-            )
-        })
-    });
-    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
     let start = CheckpointStart {
         exports: args.exports.clone(),
         serve: args.serve.clone(),
         bitmap: args.bitmap.clone(),
         from: args.from.clone(),
-        spill: args.spill.as_ref().map(absolute),
-        limit: limit.transpose()?,
+        spill: None,
+        limit: limit(args.limit)?,
         timeout: args.timeout.and_then(NonZeroU64::new),
         until_idle: args.until_idle,
     };
-    let Some(path) = &args.spill else {
-        return server.ask(Command::Checkpoint(start)).map(drop);
+    begin(server, start, args.spill.as_deref()).map(drop)
+}
+
+/// The most bytes of what is overwritten.
+pub(super) fn limit(bytes: Option<u64>) -> Result<Option<NonZeroU64>, Failure> {
+    let at_least_one = |bytes| {
+        NonZeroU64::new(bytes).ok_or_else(|| {
+            Failure::usage(
+                "a limit of 0 leaves no room for what is overwritten: give a size, such as --limit 1G",
+            )
+        })
     };
+    bytes.map(at_least_one).transpose()
+}
+
+/// Makes a checkpoint; what the server tells of it. The spill is opened here: the server itself may not be able to open any file.
+pub(super) fn begin(
+    server: &mut Server,
+    start: CheckpointStart,
+    spill: Option<&Path>,
+) -> Result<Value, Failure> {
+    let Some(path) = spill else { return server.ask(Command::Checkpoint(start)) };
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let file = make(path)?;
+    let start = CheckpointStart { spill: Some(absolute), ..start };
     let answer = server.ask_with(Command::Checkpoint(start), &[file.as_fd()]);
     // It was made here. The server has it without its name, and no crash leaves it behind.
     let removed = std::fs::remove_file(path);
-    answer?;
+    let answer = answer?;
     removed.map_err(|error| {
         Failure::new(format!(
             "the checkpoint is made, but '{}' could not be removed: {error}",
             path.display()
         ))
-    })
+    })?;
+    Ok(answer)
 }
 
 fn make(path: &Path) -> Result<std::fs::File, Failure> {

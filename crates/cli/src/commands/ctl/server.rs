@@ -9,13 +9,14 @@ use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zebu_disks::{Context, errno_text};
 
 /// A connection to a server.
 pub(super) struct Server {
     pub(super) context: Context,
     stream: BufReader<UnixStream>,
+    socket: PathBuf,
     name: String,
     /// Whether the last request was answered with an error.
     was_refused: bool,
@@ -27,7 +28,8 @@ impl Server {
         match UnixStream::connect(socket) {
             Ok(stream) => {
                 let stream = BufReader::new(stream);
-                Ok(Self { context: context.clone(), stream, name, was_refused: false })
+                let (context, socket) = (context.clone(), socket.to_owned());
+                Ok(Self { context, stream, socket, name, was_refused: false })
             }
             Err(error) => {
                 let why = error.raw_os_error().map_or_else(|| error.to_string(), errno_text);
@@ -36,6 +38,11 @@ impl Server {
                 )))
             }
         }
+    }
+
+    /// Another connection: the server closes one that is silent for a minute.
+    pub(super) fn again(&self) -> Result<Self, Failure> {
+        Self::connect(&self.socket, &self.context)
     }
 
     /// The export that is meant: the only one, where none was named.

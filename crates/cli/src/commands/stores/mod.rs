@@ -3,6 +3,7 @@
 pub(crate) mod compact;
 pub(crate) mod delta;
 pub(crate) mod forget;
+pub(crate) mod moment_points;
 pub(crate) mod new_point;
 pub(crate) mod point_options;
 pub(crate) mod point_report;

@@ -118,6 +118,11 @@ impl Unpublished {
         made.point = published?;
         Ok(made)
     }
+
+    /// Leaves it unpublished: the next prune removes its layer.
+    pub(crate) fn give_up(self) {
+        self.claim.end();
+    }
 }
 
 /// Forgets other points by rules, if there are any.
