@@ -185,6 +185,9 @@ enum Command {
     /// Open the files of a configuration for a server in its sandbox, which started this
     #[command(hide = true)]
     OpenForAServer(Deferred<opener::OpenArgs>),
+    /// Upload the sealed images of a fork, for `zebu ctl fork --push`, which started this
+    #[command(hide = true)]
+    UploadAFork(Deferred<ctl::upload::UploadArgs>),
     /// Tell about a command, or about a topic (`zebu help topics`)
     #[command(after_help = examples::HELP)]
     Help {
@@ -248,6 +251,7 @@ impl Command {
             Command::ConnectForAServer(_) => "connect-for-a-server",
             Command::TellAServiceManager(_) => "tell-a-service-manager",
             Command::OpenForAServer(_) => "open-for-a-server",
+            Command::UploadAFork(_) => "upload-a-fork",
             Command::Help { .. } => "help",
             Command::Completions { .. } => "completions",
             Command::Manpage { .. } => "manpage",
@@ -295,6 +299,7 @@ impl Command {
             Command::ConnectForAServer(args) => connector::run(args, context),
             Command::TellAServiceManager(args) => service_manager::run(args),
             Command::OpenForAServer(args) => opener::run(args),
+            Command::UploadAFork(args) => ctl::upload::run(args, context),
             Command::Help { about } => help(about.as_deref()),
             Command::Completions { shell } => manual::completions(Cli::command(), *shell),
             Command::Manpage { directory } => manual::pages(Cli::command(), directory.as_deref()),

@@ -248,3 +248,10 @@ Examples:
   zebu ctl /run/vm1.ctl backup-start -w -p --compression-type zstd monday.qcow2
   zebu ctl /run/vm1.ctl backup-start --to store:/backups/vm1 --spill /var/tmp/vm1.spill
   zebu ctl /run/vm1.ctl backup-start root data --to store:s3://bucket/nightly/vm1 --keep-daily 7 --output json";
+
+pub(crate) const CTL_FORK: &str = "\
+Examples:
+  zebu ctl /run/vm1.ctl fork --to monday.qcow2
+  zebu ctl /run/vm1.ctl fork root --to vm1-monday.qcow2 --also data=vm1-data-monday.qcow2
+  zebu ctl /run/vm1.ctl fork --to monday.qcow2 --push store:s3://bucket/vm1 --rate 20M
+  zebu ctl /run/vm1.ctl fork --to monday.qcow2 --push oci://registry.example/vm1:monday -w -p";

@@ -14,5 +14,6 @@ mod remote_commands;
 mod remote_endings;
 mod remote_http;
 mod remote_nbd;
+mod running_disks;
 mod upload_kills;
 mod verified_disks;

@@ -3,6 +3,7 @@
 mod clean_ends;
 mod come_and_go;
 mod days;
+mod fork_pushes;
 mod forks;
 mod fuse;
 mod guest;

@@ -8,6 +8,7 @@ mod fork;
 mod nbd_place;
 mod points;
 mod server;
+pub(crate) mod upload;
 
 use crate::examples;
 use crate::failure::Failure;
@@ -138,6 +139,7 @@ enum CtlCommand {
     /// Have a disk go on in a new overlay, while clients use it; the image becomes one that is only read
     ///
     /// The command returns when the image is durable and sealed. `zebu serve` of a sealed image serves the overlay.
+    #[command(after_help = examples::CTL_FORK)]
     Fork(fork::ForkArgs),
     /// Throw away what a disk holds since its last fork
     Reset {

@@ -1,17 +1,20 @@
 //! `zebu push`: an image of a registry, made of a file, or of an overlay and what it stands on.
 
 mod chain;
+mod pace;
 
 use crate::arguments::InspectArgs;
 use crate::failure::Failure;
 use crate::output::{json, stdout};
 use crate::session::Session;
-use crate::values::{NamedFormat, OutputFormat, formats};
+use crate::values::{NamedFormat, OutputFormat, Rate, formats, rate_argument};
 use crate::watch::{ProgressArg, Watch};
+use pace::Pace;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs::File;
-use zebu_disks::{Context, printable};
+use std::num::NonZeroU64;
+use zebu_disks::{Context, ImageSpec, printable};
 use zebu_engine::{Access, CacheMode, Format, Image};
 use zebu_oci::{OciName, PushAs, PushOptions, Pushed, PushedBlob, push, push_stack};
 
@@ -44,6 +47,10 @@ pub(crate) struct PushArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = annotation)]
     pub(crate) annotation: Vec<(String, String)>,
 
+    /// Send at most so many bytes a second; 0: no limit
+    #[arg(short = 'r', long, value_name = "RATE", value_parser = rate_argument)]
+    pub(crate) rate_limit: Option<Rate>,
+
     #[command(flatten)]
     pub(crate) inspect: InspectArgs,
 
@@ -72,7 +79,7 @@ pub(crate) enum Kind {
 /// The JSON report.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Report {
+pub(crate) struct Report {
     image: String,
     digest: String,
     length: u64,
@@ -96,50 +103,33 @@ fn annotation(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// The image of a registry that a file becomes.
+pub(crate) struct Wanted {
+    pub(crate) name: OciName,
+    pub(crate) kind: Option<Kind>,
+    /// Name of the file in the image; its own if it is not given.
+    pub(crate) title: Option<String>,
+    pub(crate) annotations: Vec<(String, String)>,
+    /// The most bytes a second that are sent.
+    pub(crate) rate: Option<NonZeroU64>,
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
-    let fail = |reason: &str| Failure::new(format!("could not push '{}': {reason}", args.file.display()));
     let format = args.format.as_ref();
     let mut spec =
         args.inspect.image.resolve(context, &args.file, format, CacheMode::Writeback, Access::ReadOnly)?;
     args.inspect.force_share.apply(&mut spec);
-    if context.disks.names.named(&spec.path).is_some() {
-        return Err(fail("it must be a local file: convert it into one first"));
-    }
-    let own = || spec.path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let title = args.title.clone().or_else(own).unwrap_or_else(|| "disk".to_owned());
     let session = Session::start(context, &args.inspect.engine, spec.aio)?;
     let mut watch = Watch::start(args.progress.beside(args.inspect.output).mode(args.quiet))?;
-    // While it is open, nobody writes it.
-    let pushed = session.with_image(&spec, |image| {
-        let chain = if args.kind.is_none() && image.backing().is_some() {
-            Some(chain::files(context, image, &title).map_err(|reason| fail(&reason))?)
-        } else {
-            None
-        };
-        let kind = match chain {
-            Some(_) => PushAs::Qcow2,
-            None => kind_of(args.kind, image).map_err(|reason| fail(&reason))?,
-        };
-        let options = PushOptions::new(kind, title.clone()).annotations(args.annotation.clone());
-        let on = |done: u64, total: u64| {
-            watch.note("pushing", done, total);
-            !watch.cancel().is_cancelled()
-        };
-        let oci = context.disks.remote.oci_options();
-        let pushed = if let Some(files) = &chain {
-            push_stack(files, &args.name, &options, &oci, &on)
-        } else {
-            let file = File::open(&spec.path).map_err(|error| fail(&error.to_string()))?;
-            push(&file, &args.name, &options, &oci, &on)
-        };
-        pushed.map_err(|error| {
-            if watch.cancel().is_cancelled() {
-                return Failure::interrupted();
-            }
-            Failure::new(format!("could not push to '{}': {}", args.name, printable(error.reason())))
-        })
-    })?;
+    let wanted = Wanted {
+        name: args.name.clone(),
+        kind: args.kind,
+        title: args.title.clone(),
+        annotations: args.annotation.clone(),
+        rate: args.rate_limit.and_then(|rate| rate.0),
+    };
+    let pushed = push_image(&session, &spec, &wanted, &watch)?;
     watch.finish();
     if !args.quiet {
         stdout::print(&match args.inspect.output {
@@ -150,7 +140,57 @@ pub(crate) fn run(args: &PushArgs, context: &Context) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn human_text(name: &OciName, pushed: &Pushed) -> String {
+/// Makes an image of a registry of a file of this machine.
+pub(crate) fn push_image(
+    session: &Session,
+    spec: &ImageSpec,
+    wanted: &Wanted,
+    watch: &Watch,
+) -> Result<Pushed, Failure> {
+    let Wanted { name, kind, annotations, rate, .. } = wanted;
+    let context = session.context();
+    let fail = |reason: &str| Failure::new(format!("could not push '{}': {reason}", spec.path.display()));
+    if context.disks.names.named(&spec.path).is_some() {
+        return Err(fail("it must be a local file: convert it into one first"));
+    }
+    let own = || spec.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let title = wanted.title.clone().or_else(own).unwrap_or_else(|| "disk".to_owned());
+    // While it is open, nobody writes it.
+    session.with_image(spec, |image| {
+        let chain = if kind.is_none() && image.backing().is_some() {
+            Some(chain::files(context, image, &title).map_err(|reason| fail(&reason))?)
+        } else {
+            None
+        };
+        let kind = match chain {
+            Some(_) => PushAs::Qcow2,
+            None => kind_of(*kind, image).map_err(|reason| fail(&reason))?,
+        };
+        let options = PushOptions::new(kind, title.clone()).annotations(annotations.clone());
+        let pace = Pace::begin(*rate);
+        let on = |done: u64, total: u64| {
+            watch.note("pushing", done, total);
+            pace.keep(done, watch.cancel());
+            !watch.cancel().is_cancelled()
+        };
+        let oci = context.disks.remote.oci_options();
+        let pushed = if let Some(files) = &chain {
+            push_stack(files, name, &options, &oci, &on)
+        } else {
+            let file = File::open(&spec.path).map_err(|error| fail(&error.to_string()))?;
+            push(&file, name, &options, &oci, &on)
+        };
+        pushed.map_err(|error| {
+            if watch.cancel().is_cancelled() {
+                return Failure::interrupted();
+            }
+            Failure::new(format!("could not push to '{name}': {}", printable(error.reason())))
+        })
+    })
+}
+
+/// The report for people.
+pub(crate) fn human_text(name: &OciName, pushed: &Pushed) -> String {
     let Pushed { digest, len, was_there, blobs, .. } = pushed;
     if let [_] = blobs[..] {
         let before = if *was_there { ", which was there" } else { "" };
@@ -160,7 +200,8 @@ fn human_text(name: &OciName, pushed: &Pushed) -> String {
     format!("{name}: {digest}, {} blobs of {len} bytes, {sent} of them sent\n", blobs.len())
 }
 
-fn json_report(name: &OciName, pushed: &Pushed) -> Report {
+/// The report for programs.
+pub(crate) fn json_report(name: &OciName, pushed: &Pushed) -> Report {
     let blob = |blob: &PushedBlob| BlobReport {
         digest: blob.digest.to_string(),
         length: blob.len,

@@ -69,6 +69,7 @@ pub(super) fn run(args: &mut ConvertArgs, context: &Context, name: OciName) -> R
         kind: None,
         title: None,
         annotation: Vec::new(),
+        rate_limit: None,
         inspect,
         file: file.into(),
         name,

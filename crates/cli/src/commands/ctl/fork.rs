@@ -1,18 +1,20 @@
 //! `zebu ctl fork` and `zebu ctl reset`.
 
 use super::server::Server;
+use super::upload::{self, FORKED, PushTo, Sealed, Upload};
 use crate::failure::Failure;
 use crate::output::{json, stderr, stdout};
 use crate::serve::control_request::{AlsoForked, Command, ForkStart};
-use crate::values::OutputFormat;
-use crate::watch::{ProgressMode, Watch};
-use serde_json::Value;
+use crate::values::{OutputFormat, Rate, rate_argument};
+use crate::watch::{ProgressArg, ProgressMode, Watch};
+use serde_json::{Value, json};
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 use zebu_disks::errno_text;
+use zebu_store::points::PointMoment;
 
 /// Arguments of `zebu ctl fork`.
 #[derive(Debug, Clone, clap::Args)]
@@ -31,6 +33,22 @@ pub(super) struct ForkArgs {
     /// Run this command by the shell, with the argument freeze before the fork, and thaw after it
     #[arg(long, value_name = "CMD")]
     freeze_hook: Option<String>,
+
+    /// Upload the sealed image: as the next point of this store, or as this image of a registry; of several disks, as
+    /// STORE/EXPORT or REGISTRY/NAME/EXPORT:TAG. A process in the background does it, unless -w is given
+    #[arg(long, value_name = "STORE|IMAGE", value_parser = PushTo::parse)]
+    push: Option<PushTo>,
+
+    /// Upload at most so many bytes a second (0: no limit)
+    #[arg(short, long, requires = "push", value_name = "RATE", value_parser = rate_argument)]
+    rate: Option<Rate>,
+
+    /// Wait until the image is uploaded; SIGINT and SIGTERM end that, and the fork stands
+    #[arg(short, long, requires = "push")]
+    wait: bool,
+
+    #[command(flatten)]
+    progress: ProgressArg,
 
     /// How the result is printed
     #[arg(long, value_enum, default_value_t, value_name = "human|json", hide_possible_values = true)]
@@ -52,14 +70,24 @@ pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> 
     let mut disks = vec![AlsoForked { export: first, to: args.to.clone() }];
     disks.extend(args.also.iter().cloned());
     let mut made = Overlays::default();
-    for disk in &mut disks {
-        let image = server.ask(Command::Stats { export: Some(disk.export.clone()) })?;
+    let mut images = Vec::new();
+    for disk in &disks {
+        images.push(server.ask(Command::Stats { export: Some(disk.export.clone()) })?);
+    }
+    let names = images.iter().zip(&disks).map(|(image, disk)| image["name"].as_str().unwrap_or(&disk.export));
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    // Before anything is done that can't be undone.
+    let targets = args.push.as_ref().map(|to| to.targets(&server.context, &names)).transpose()?;
+    for (disk, image) in disks.iter_mut().zip(&images) {
         made.make(&disk.to, image["filename"].as_str().map(Path::new))?;
         disk.to = std::path::absolute(&disk.to).unwrap_or_else(|_| disk.to.clone());
     }
+    let overlays: Vec<PathBuf> = disks.iter().map(|disk| disk.to.clone()).collect();
     // Whoever has frozen something thaws it, whatever comes.
     let watch = Watch::start(ProgressMode::None)?;
-    let asked = match run_hook(args.freeze_hook.as_deref(), "freeze") {
+    let frozen = run_hook(args.freeze_hook.as_deref(), "freeze");
+    let moment = PointMoment::begin();
+    let asked = match frozen {
         Ok(()) if watch.cancel().is_cancelled() => Err(Failure::interrupted()),
         Ok(()) => ask(server, disks, &mut made),
         Err(failure) => Err(failure),
@@ -68,8 +96,13 @@ pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> 
     drop(watch);
     match asked {
         Ok(answer) => {
-            tell(server, args.output, &answer)?;
-            thawed.map(|()| 0)
+            let Some(targets) = targets else {
+                tell(server, args.output, &answer)?;
+                return thawed.map(|()| 0);
+            };
+            let forked = Forked { names, overlays, targets, moment };
+            let code = forked.push(server, args, answer)?;
+            thawed.map(|()| code)
         }
         Err(failure) => {
             if let Err(also) = thawed {
@@ -77,6 +110,71 @@ pub(super) fn fork(server: &mut Server, args: &ForkArgs) -> Result<u8, Failure> 
             }
             Err(failure)
         }
+    }
+}
+
+/// Disks that are forked, and whose sealed images are to be uploaded.
+struct Forked {
+    names: Vec<String>,
+    overlays: Vec<PathBuf>,
+    targets: Vec<String>,
+    moment: PointMoment,
+}
+
+impl Forked {
+    /// Uploads the images, or begins to, and tells of all.
+    fn push(self, server: &Server, args: &ForkArgs, mut answer: Value) -> Result<u8, Failure> {
+        let context = &server.context;
+        let stands = |failure: Failure| failure.with_exit(FORKED);
+        if args.output == OutputFormat::Human {
+            tell(server, args.output, &answer).map_err(stands)?;
+        }
+        let first = self.overlays.first().cloned().unwrap_or_default();
+        let upload = self.upload(server, args).map_err(|failure| {
+            stands(failure).adding(" (the fork stands, and guests go on, but nothing is uploaded)")
+        })?;
+        let (text, failed) = if args.wait {
+            let mut watch = Watch::start(args.progress.beside(args.output).mode(false)).map_err(stands)?;
+            let uploaded = upload.run(context, &mut watch);
+            let failed = upload.told(&uploaded);
+            answer["push"] = upload::report(uploaded.reports, failed.as_deref());
+            (uploaded.text, failed)
+        } else {
+            let mut log = first.into_os_string();
+            log.push(".push.log");
+            let log = PathBuf::from(log);
+            match upload.begin(&log) {
+                Ok(process) => {
+                    let log = log.display().to_string();
+                    answer["push"] = json!({ "process": process, "log": log });
+                    let log = zebu_disks::printable(&log).into_owned();
+                    (format!("Process {process} uploads, and tells of its end in '{log}'.\n"), None)
+                }
+                Err(failure) => {
+                    let failed = upload.failed_at_all(failure.message.as_deref().unwrap_or_default());
+                    answer["push"] = upload::report(Vec::new(), Some(&failed));
+                    (String::new(), Some(failed))
+                }
+            }
+        };
+        if let Some(failed) = &failed {
+            stderr::tell(context.dialect, failed);
+        }
+        match args.output {
+            OutputFormat::Human => stdout::print(&text),
+            OutputFormat::Json => tell(server, args.output, &answer),
+        }
+        .map_err(stands)?;
+        Ok(if failed.is_some() { FORKED } else { 0 })
+    }
+
+    fn upload(self, server: &Server, args: &ForkArgs) -> Result<Upload, Failure> {
+        let all = self.names.into_iter().zip(&self.overlays).zip(self.targets);
+        let sealed = |((export, overlay), target): ((String, &PathBuf), String)| {
+            upload::sealed_below(&server.context, overlay).map(|image| Sealed { export, image, target })
+        };
+        let disks = all.map(sealed).collect::<Result<Vec<_>, _>>()?;
+        Ok(Upload { disks, moment: self.moment, rate: args.rate.and_then(|rate| rate.0) })
     }
 }
 

@@ -10,6 +10,7 @@ use crate::watch::Watch;
 use serde::Serialize;
 use zebu_disks::{Context, Program};
 use zebu_engine::Image;
+use zebu_oci::OciName;
 use zebu_store::points::{Keep, PointName, PointStore};
 
 /// A disk, and the store that gets its point.
@@ -187,6 +188,28 @@ fn within(to: &PointName, export: &str) -> Result<PointName, Failure> {
     PointName::parse(&name).map_err(|reason| Failure::usage(format!("'{name}': {reason}")))
 }
 
+/// The images of a registry that several forked disks become: `NAME/EXPORT:TAG`.
+///
+/// # Errors
+/// An export's name can't name a repository, or it is a layout.
+pub(crate) fn images_of(to: &OciName, exports: &[String]) -> Result<Vec<OciName>, Failure> {
+    if exports.len() == 1 {
+        return Ok(vec![to.clone()]);
+    }
+    let OciName::Registry { registry, repository, reference, .. } = to else {
+        return Err(Failure::usage(format!(
+            "'{to}': an image of a layout has one disk, and there are several"
+        )));
+    };
+    let of = |export: &String| {
+        let name = format!("oci://{registry}/{repository}/{export}:{reference}");
+        let fail =
+            |reason| Failure::usage(format!("the export '{export}' can't name a repository: {reason}"));
+        OciName::parse(&name).map_err(fail)
+    };
+    exports.iter().map(of).collect()
+}
+
 /// The longest name of an export that can be one of a store, in bytes.
 const LONGEST: usize = 128;
 
@@ -218,5 +241,18 @@ mod tests {
             let message = names("store:no/such", &["root", wrong]).unwrap_err().message.unwrap();
             assert!(message.contains("can't name a store"), "{message}");
         }
+    }
+
+    #[test]
+    fn several_disks_have_a_repository_each() {
+        let of = |to: &str, exports: &[&str]| {
+            let exports: Vec<String> = exports.iter().map(|&export| export.to_owned()).collect();
+            images_of(&OciName::parse(to).unwrap(), &exports)
+        };
+        let names = of("oci://r:5000/vm/disks:v1", &["root", "data"]).unwrap();
+        assert_eq!(names[1].to_string(), "oci://r:5000/vm/disks/data:v1");
+        assert_eq!(of("oci-layout:dir:v1", &["Any"]).unwrap()[0].to_string(), "oci-layout:dir:v1");
+        assert!(of("oci://r/vm:v1", &["root", "Data"]).is_err());
+        assert!(of("oci-layout:dir:v1", &["root", "data"]).is_err());
     }
 }
