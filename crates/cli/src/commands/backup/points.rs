@@ -56,7 +56,9 @@ pub(super) fn run(args: &BackupArgs, context: &Context, name: &PointName) -> Res
     let report = Report::telling(context.dialect, "", made, followed);
     if !args.quiet {
         let text = match args.output {
-            OutputFormat::Human if std::io::stdout().is_terminal() && !args.engine.verbose => report.summary(),
+            OutputFormat::Human if std::io::stdout().is_terminal() && !args.engine.verbose => {
+                report.summary()
+            }
             OutputFormat::Human => report.human_text(),
             OutputFormat::Json => json::to_text(context.dialect, &report)?,
         };

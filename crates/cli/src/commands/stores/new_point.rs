@@ -133,8 +133,9 @@ pub(crate) fn follow(store: &PointStore, keep: &Keep) -> Followed {
     match store.forget(keep, None) {
         Ok(forgotten) => {
             let damaged = texts(&forgotten.damaged);
-            let failed =
-                damaged.first().map(|first| format!("the rules do not count a point that can't be read: {first}"));
+            let failed = damaged
+                .first()
+                .map(|first| format!("the rules do not count a point that can't be read: {first}"));
             Followed { forgotten: forgotten.removed, damaged: Some(damaged), failed }
         }
         Err(error) => {

@@ -57,8 +57,7 @@ impl Report {
         }
         if let Some(failed) = &followed.failed {
             let name = &point.name;
-            let told =
-                format!("{prefix}point {name} is published, but a later step failed: {failed}");
+            let told = format!("{prefix}point {name} is published, but a later step failed: {failed}");
             stderr::tell(dialect, &told);
         }
         Self {
