@@ -164,8 +164,3 @@ pub mod storage {
         StorageOp, Vanished, Worker, WorkerConfig, WorkerKind,
     };
 }
-
-/// The example on the first page compiles.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
