@@ -230,7 +230,7 @@ impl Served<'_> {
         if !left.is_told && left.since.elapsed() >= SILENT {
             left.is_told = true;
             let what = format_args!(
-                "waiting for '{}': writes of a process that is gone are still under way, and may land until the disk has \
+                "waiting for '{}': writes of a process that has ended are still under way, and may land until the disk has \
                  answered",
                 new.file.display()
             );
