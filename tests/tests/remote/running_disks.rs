@@ -32,7 +32,9 @@ fn running_disks_are_backed_up_and_forked_into_a_bucket() {
     let scratch = Scratch::new("running-disks");
     let dir = scratch.path();
     let store = ObjectStore::start(dir);
-    ["root.qcow2", "data.qcow2"].iter().for_each(|name| make(dir, name));
+    for name in ["root.qcow2", "data.qcow2"] {
+        make(dir, name);
+    }
     let options = "--control ctl.sock --export-name root --export-name data -f qcow2 root.qcow2 data.qcow2";
     let server = Server::start(dir, options);
     let mut client = Client::open(server.socket(), "root").unwrap();

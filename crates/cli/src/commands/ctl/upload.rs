@@ -140,9 +140,9 @@ impl Upload {
             // Pages that the server uses stay.
             session.read_uncached();
             if self.disks.iter().any(|disk| PointName::is_name(&disk.target)) {
-                self.into_stores(&session, watch, &mut uploaded)
+                self.make_points(&session, watch, &mut uploaded)
             } else {
-                self.into_registry(&session, watch, &mut uploaded)
+                self.push_images(&session, watch, &mut uploaded)
             }
         });
         watch.finish();
@@ -152,7 +152,7 @@ impl Upload {
         uploaded
     }
 
-    fn into_stores(&self, session: &Session, watch: &Watch, uploaded: &mut Uploaded) -> Result<(), Failure> {
+    fn make_points(&self, session: &Session, watch: &Watch, uploaded: &mut Uploaded) -> Result<(), Failure> {
         let context = session.context();
         let mut images: Vec<Image> = Vec::new();
         let made = self.open_all(session, &mut images).and_then(|()| {
@@ -180,12 +180,7 @@ impl Upload {
         published.failed.map_or(Ok(()), Err)
     }
 
-    fn into_registry(
-        &self,
-        session: &Session,
-        watch: &Watch,
-        uploaded: &mut Uploaded,
-    ) -> Result<(), Failure> {
+    fn push_images(&self, session: &Session, watch: &Watch, uploaded: &mut Uploaded) -> Result<(), Failure> {
         for disk in &self.disks {
             let name = OciName::parse(&disk.target)
                 .map_err(|reason| Failure::new(format!("'{}': {reason}", disk.target)))?;
