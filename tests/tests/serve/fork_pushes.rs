@@ -101,7 +101,9 @@ fn the_upload_goes_on_in_the_background() {
 fn two_disks_become_points_of_one_moment() {
     let scratch = Scratch::new("fork-pushes");
     let dir = scratch.path();
-    ["a", "b"].iter().for_each(|name| make(dir, &format!("{name}.qcow2")));
+    for name in ["a", "b"] {
+        make(dir, &format!("{name}.qcow2"));
+    }
     let server =
         Server::start(dir, "--control ctl.sock --export-name a --export-name b -f qcow2 a.qcow2 b.qcow2");
     let (written, stop) = (AtomicU64::new(0), AtomicBool::new(false));
