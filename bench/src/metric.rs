@@ -49,6 +49,9 @@ pub(crate) enum Metric {
     /// fallocate and ftruncate.
     #[serde(rename = "other calls on the target")]
     TargetOthers,
+    /// Lookups of a slice of the mapping that was not there.
+    #[serde(rename = "misses of the mapping cache")]
+    MappingMisses,
     #[serde(rename = "source left in the page cache (MiB)")]
     SourceCachedMib,
     #[serde(rename = "target left in the page cache (MiB)")]

@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -282,12 +283,16 @@ fn wait4(pid: u32) -> io::Result<(libc::c_int, libc::rusage)> {
 /// Writes `path`'s data to the disk and drops it from the page cache, so that a measurement starts cold.
 pub fn evict(path: &Path) -> Outcome {
     let said = |e: io::Error| format!("{}: {e}", path.display());
-    let file = std::fs::File::open(path).map_err(said)?;
-    file.sync_all().map_err(said)?;
+    let file = File::open(path).map_err(said)?;
+    file.sync_all().and_then(|()| advise(&file, libc::POSIX_FADV_DONTNEED)).map_err(said)
+}
+
+/// Advice about all of a file (`POSIX_FADV_*`).
+pub(crate) fn advise(file: &File, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open for the whole call; the call touches no memory of ours.
-    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, advice) } {
         0 => Ok(()),
-        errno => Err(said(io::Error::from_raw_os_error(errno))),
+        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 

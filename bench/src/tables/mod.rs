@@ -3,6 +3,7 @@
 mod allocation;
 mod backup;
 mod copies;
+mod counts;
 mod embedding;
 mod encryption;
 mod fresh;
@@ -92,6 +93,8 @@ pub(crate) const TABLES: &[Table] = &[
         "Random requests to a disk of 16 GiB whose mapping does not fit the cache of 1 MiB."),
     table("mapping-large", mapping::large, Always(&[]), "Mapping cache, large clusters",
         "The same on a disk of 2 TiB with clusters of 2 MiB and a cache of 4 MiB."),
+    table("counts", counts::counts, Always(&[]), "Counts",
+        "What hardly depends on a machine: lookups that miss, calls of a writer, pages that stay in the page cache."),
     table("memory", mapping::memory, Asked, "Memory of the mapping cache",
         "The process on a large disk, beside one of 64 MiB with the least cache."),
     table("chains", mapping::chains, Always(&["chain of 10,"]), "Backing chains",
