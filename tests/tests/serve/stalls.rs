@@ -77,5 +77,6 @@ fn reads_of_a_disk_that_stands_still_keep_no_other_from_working() {
     let other = use_other(&server);
     disk.release();
     other.expect("the other disk goes on");
+    drop(client);
     server.stop();
 }
