@@ -267,6 +267,12 @@ fn growth_argument(text: &str) -> Result<Growth, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &CtlArgs, context: &Context) -> Result<u8, Failure> {
+    if let CtlCommand::BackupStart(start) = &args.command
+        && start.to.is_none()
+    {
+        // A mistake is told without a server, too.
+        start.export_and_image()?;
+    }
     let mut server = Server::connect(&args.socket, context)?;
     let (command, is_told) = match args.command.clone() {
         CtlCommand::Version => (Command::Version, true),

@@ -29,7 +29,7 @@ fn messages_about_unknown_names_say_which_was_meant() {
         ("create 10G c.qcow2", "`zebu create c.qcow2 10G`"),
         ("backup a.qcow2 a.qcow2", "'a.qcow2' is the source"),
         ("io a.qcow2 write", "usage: zebu io [-c COMMAND]..."),
-        ("ctl a.ctl backup-start store:backups/a", "zebu ctl SOCKET checkpoint"),
+        ("ctl a.ctl backup-start store:backups/a", "--to store:backups/a"),
     ] {
         scratch.zebu(&words(line)).fails_naming(1, &[meant]);
     }

@@ -128,24 +128,32 @@ impl BackupStartArgs {
         };
         self.words.iter().map(name).collect()
     }
+
+    /// The export, where one is named, and the new image.
+    pub(super) fn export_and_image(&self) -> Result<(Option<String>, PathBuf), Failure> {
+        if self.keep.is_given() {
+            return Err(Failure::usage("--keep-last and its kin are for stores (--to store:DIR/NAME)"));
+        }
+        let (export, target) = match &self.words[..] {
+            [target] => (None, target),
+            [export, target] => (Some(export.to_string_lossy().into_owned()), target),
+            [] => {
+                return Err(Failure::usage("where to? Give the new image, or stores (--to store:DIR/NAME)"));
+            }
+            _ => return Err(Failure::usage("several disks go into stores: give --to store:DIR/NAME")),
+        };
+        if target.to_str().is_some_and(PointName::is_name) {
+            return Err(Failure::usage(format!("a store is given by --to: --to {}", target.display())));
+        }
+        let path = local_path(target)
+            .map_err(|reason| Failure::usage(format!("'{}': {reason}", without_secrets(target))))?;
+        Ok((export, path))
+    }
 }
 
 /// Begins a backup into a new image.
 pub(super) fn backup(server: &mut Server, args: &BackupStartArgs) -> Result<u8, Failure> {
-    if args.keep.is_given() {
-        return Err(Failure::usage("--keep-last and its kin are for stores (--to store:DIR/NAME)"));
-    }
-    let (export, target) = match &args.words[..] {
-        [target] => (None, target),
-        [export, target] => (Some(export.to_string_lossy().into_owned()), target),
-        [] => return Err(Failure::usage("where to? Give the new image, or stores (--to store:DIR/NAME)")),
-        _ => return Err(Failure::usage("several disks go into stores: give --to store:DIR/NAME")),
-    };
-    if target.to_str().is_some_and(PointName::is_name) {
-        return Err(Failure::usage(format!("a store is given by --to: --to {}", target.display())));
-    }
-    let path = local_path(target)
-        .map_err(|reason| Failure::usage(format!("'{}': {reason}", without_secrets(target))))?;
+    let (export, path) = args.export_and_image()?;
     into_file(server, args, export, &path)
 }
 
