@@ -341,12 +341,16 @@ fn a_cache_that_another_process_has_filled_takes_what_is_read_now() {
     drop((theirs, other));
     // Ranges are told apart by the second of their use.
     std::thread::sleep(Duration::from_millis(1100));
-    for _ in 0..2 {
+    // A busy disk takes what is read in several turns.
+    let begin = Instant::now();
+    loop {
+        let before = mine.fetches();
         check_and_store(&cache, &*near, &mine, mine.len);
+        if mine.fetches() == before {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(600), "not all of it is ever there");
     }
-    let before = mine.fetches();
-    check_and_store(&cache, &*near, &mine, mine.len);
-    assert_eq!(mine.fetches(), before, "all of it is there");
     check_size(dir.path(), 16 << 20);
     assert!(told.lock().unwrap().is_empty() && others_told.lock().unwrap().is_empty());
 }
